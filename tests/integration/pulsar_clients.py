@@ -10,8 +10,10 @@ import pulsar
 import pyarrow as pa
 
 from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.entry.message_batch import TYPES, column_of
 from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.schema.rules import SchemaMode
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.rows import parts_of
 
@@ -52,21 +54,36 @@ def sealed(topics, name):
 
 def write(topics, name, values, keys=None, event_times_us=None):
     """A batch as Spark writes it."""
-    info = topics.run(topics.client.topics.open(name))
-    app = str(uuid.uuid4())
-    intent = topics.run(topics.client.intents.open_batch_intent(app, "run", info.id, random=True))
-    settings = TaskSettings(inline_bytes_max=0)
-    partitions = len(topics.run(topics.client.log(info.id).fold(fresh=True)).partitions)
     event_times = event_times_us and pa.array(event_times_us, TYPES["event_time"])
-    task = topics.task_writer(info, intent, task_index=0, partitions=partitions, settings=settings)
-    task.write(
+    _write(
+        topics,
+        topics.run(topics.client.topics.open(name)),
         pa.array(keys or [b"%d" % i for i in range(len(values))], pa.binary()),
         pa.array(values, pa.binary()),
         headers=pa.array([[{"key": "from", "value": b"spark"}]] * len(values), TYPES["headers"]),
         event_times=event_times,
     )
+
+
+def write_columns(topics, name, rows):
+    """A batch of typed rows as Spark writes it with schemaMode=evolve; returns the version."""
+    info = topics.run(topics.client.topics.open(name))
+    version = topics.run(topics.client.schemas.for_write(info, rows.schema, SchemaMode.EVOLVE))
+    kinds = {info.id: RowKind(frozenset({version.number}), evolves=True)}
+    _write(topics, info, None, rows, schema_version=version.number, kinds=kinds)
+    return version.number
+
+
+def _write(topics, info, *columns, schema_version=0, kinds=None, **more_columns):
+    app = str(uuid.uuid4())
+    intent = topics.run(topics.client.intents.open_batch_intent(app, "run", info.id, random=True))
+    settings = TaskSettings(inline_bytes_max=0, schema_version=schema_version)
+    partitions = len(topics.run(topics.client.log(info.id).fold(fresh=True)).partitions)
+    task = topics.task_writer(info, intent, task_index=0, partitions=partitions, settings=settings)
+    task.write(*columns, **more_columns)
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-    topics.run(topics.client.commit_topics({info.id: [task.start_finish()()]}, txn, intent.id))
+    parts = {info.id: [task.start_finish()()]}
+    topics.run(topics.client.commit_topics(parts, txn, intent.id, kinds=kinds or {}))
 
 
 def ask(admin_url, method, path, body=None, **headers):

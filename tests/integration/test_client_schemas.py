@@ -1,12 +1,15 @@
 """Schemas of Pulsar's own client for Python on a cluster: objects in, objects out."""
 
+import json
+
 import pulsar
 import pulsar.schema
+import pyarrow as pa
 import pytest
-from pulsar.schema import Array, Integer, JsonSchema, Map, Record, String
+from pulsar.schema import Array, Integer, JsonSchema, Long, Map, Record, String
 
 from spark_ledger.topic import blocking
-from tests.integration.pulsar_clients import connected
+from tests.integration.pulsar_clients import ask, connected, write_columns
 
 TIMEOUT_MS = 30_000
 
@@ -52,6 +55,71 @@ def test_objects_of_two_versions_come_back_as_objects(client, cluster, name):
     info = topics.run(topics.client.topics.open(name))
     versions = topics.run(topics.client.schemas.of(info)).client_versions
     assert [(v.number, v.schema.kind.name) for v in versions] == [(0, "JSON"), (1, "JSON")]
+
+
+class Place(Record):
+    city = String()
+
+
+class Reading(Record):
+    id = Long()
+    place = Place()
+
+
+class ReadingLater(Record):
+    id = Long()
+    note = String()
+
+
+def columns(notes=None, first=1):
+    places = pa.array([{"city": "Bern"}, None], pa.struct([("city", pa.string())]))
+    arrays = {"id": pa.array([first, first + 1]), "place": places}
+    if notes:
+        arrays["note"] = pa.array(notes)
+    fields = [pa.field(name, array.type, name != "id") for name, array in arrays.items()]
+    return pa.record_batch(list(arrays.values()), schema=pa.schema(fields))
+
+
+def make_with_columns(topics, name):
+    info = topics.run(topics.client.topics.create(name, 1))
+    topics.run(topics.client.schemas.register(info, columns().schema))
+
+
+def received_values(consumer, count):
+    return [consumer.receive(TIMEOUT_MS).value() for _ in range(count)]
+
+
+def test_rows_of_columns_come_as_objects_with_the_version_of_their_columns(
+    client, cluster, topics, name
+):
+    make_with_columns(topics, name)
+    assert write_columns(topics, name, columns()) == 1
+    assert write_columns(topics, name, columns(["x", None], first=3)) == 2
+    consumer = client.subscribe(name, "s", schema=JsonSchema(Reading), initial_position=EARLIEST)
+    values = received_values(consumer, 4)
+    assert [value.id for value in values] == [1, 2, 3, 4]
+    assert [value.place and value.place.city for value in values] == ["Bern", None] * 2
+    later = client.subscribe(name, "t", schema=JsonSchema(ReadingLater), initial_position=EARLIEST)
+    values = received_values(later, 4)
+    assert [value.note for value in values] == [None, None, "x", None]
+    path = f"schemas/public/default/{name}"
+    status, latest = ask(cluster.admin_url, "GET", f"{path}/schema")
+    assert (status, latest["version"], latest["type"]) == (200, 1, "JSON")
+    fields = [field["name"] for field in json.loads(latest["data"])["fields"]]
+    assert fields == ["id", "place", "note"]
+    status, all_versions = ask(cluster.admin_url, "GET", f"{path}/schemas")
+    assert [v["version"] for v in all_versions["getSchemaResponses"]] == [0, 1]
+
+
+def test_a_consumer_that_cannot_read_the_columns_is_refused(client, topics, name):
+    make_with_columns(topics, name)
+    for wrong in ({"id": Integer(required=True)}, {"place": String()}, {"x": String()}):
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.subscribe(name, "s", schema=JsonSchema(type("Reading", (Record,), wrong)))
+    for other in (pulsar.schema.StringSchema(), pulsar.schema.JsonSchema(Other)):
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.subscribe(name, "s", schema=other)
+    client.subscribe(name, "s").close()
 
 
 def test_what_does_not_fit_is_refused_at_the_producer_and_at_the_consumer(client, name):

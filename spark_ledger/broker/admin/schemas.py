@@ -1,5 +1,6 @@
 """Verbs on the schemas of a topic that Pulsar's clients declare."""
 
+import re
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -12,17 +13,27 @@ from spark_ledger.topic.schema import client_schemas
 from spark_ledger.topic.schema.client_rules import producer_misfit
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
 
 async def latest(call: Call) -> Any:
-    return _to_json((await _versions(call))[-1])
+    declared = await _versions(call)
+    if not declared:
+        raise HttpRefusal(HTTPStatus.NOT_FOUND, f"topic {call.name.topic} has no schema for Pulsar")
+    return _to_json(declared[-1])
 
 
 async def version(call: Call) -> Any:
+    """Also one that was deleted without force: messages may have it."""
     number = call.request.parts["version"]
-    for declared in await _versions(call):
-        if str(declared.number) == number:
-            return _to_json(declared)
-    raise HttpRefusal(HTTPStatus.NOT_FOUND, f"the topic has no version {number!r} of its schema")
+    info = await call.existing_topic()
+    registered = await call.client.schemas.of(info)
+    declared = registered.client_version(int(number)) if _NUMBER.fullmatch(number) else None
+    if declared is None:
+        raise HttpRefusal(
+            HTTPStatus.NOT_FOUND, f"the topic has no version {number!r} of its schema"
+        )
+    return _to_json(declared)
 
 
 async def versions(call: Call) -> Any:
@@ -30,12 +41,21 @@ async def versions(call: Call) -> Any:
 
 
 async def register(call: Call) -> Any:
-    info, schema = await call.existing_topic(), await _schema_in_body(call)
+    """As a producer does: a topic that is not there is made, if clients may make it."""
+    schema, topic = await _schema_in_body(call), call.name.topic
+    info = await call.broker.catalog.find(topic, create=True)
     try:
         declared = await schemas.declare(call.client, info, schema)
     except errors.SchemaIncompatible as error:
         raise HttpRefusal(HTTPStatus.CONFLICT, str(error)) from error
     return {"version": {"version": declared.number}}
+
+
+async def delete(call: Call) -> Any:
+    """With `force` messages of old versions find no schema any more. -1: there was none."""
+    info = await call.existing_topic()
+    last = await call.client.schemas.delete_for_clients(info, erase=call.is_on("force"))
+    return {"version": -1 if last is None else last}
 
 
 async def compatibility(call: Call) -> Any:
@@ -56,12 +76,8 @@ async def number_of(call: Call) -> Any:
 
 
 async def _versions(call: Call) -> tuple[ClientVersion, ...]:
-    """At least one version. Raises HttpRefusal, errors.TopicNotFound."""
-    info = await call.existing_topic()
-    declared = (await call.client.schemas.of(info)).client_versions
-    if not declared:
-        raise HttpRefusal(HTTPStatus.NOT_FOUND, f"topic {info.name} has no schema for Pulsar")
-    return declared
+    """Raises errors.TopicNotFound."""
+    return (await call.client.schemas.of(await call.existing_topic())).client_versions
 
 
 async def _schema_in_body(call: Call) -> ClientSchema:

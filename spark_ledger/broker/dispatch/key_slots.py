@@ -210,5 +210,7 @@ class KeyedBatches:
         ((single, value_at),) = pulsar_batch.messages_in(row, 1)
         parts = (b"", single.SerializeToString(), row[value_at:])
         sequence_id = keyed_batch.first_id + index
-        (message,) = pulsar_batch.lone_message(parts, metadata.publish_time, sequence_id)
+        (message,) = pulsar_batch.lone_message(
+            parts, metadata.publish_time, sequence_id, metadata.schema_version
+        )
         return message

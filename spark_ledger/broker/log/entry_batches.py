@@ -13,10 +13,11 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from spark_ledger import errors
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.arrow_arrays import offsets_of
-from spark_ledger.topic.entry.json_values import encode_for_display
+from spark_ledger.topic.entry.json_values import encode_for_clients
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -36,9 +37,19 @@ ROWS_MAX = 1000
 STEP_CELLS_MAX = 8000
 
 
-def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
+def schema_version_of(fetched: FetchedEntry) -> int:
+    """The version of the topic's schema that the rows of the entry have; 0 if they have none, or
+    the entry cannot be read."""
+    try:
+        return decode_header(fetched.entry.payload).schema_version
+    except (errors.BadEntry, errors.UnsupportedFormat):
+        return 0
+
+
+def batches_in(fetched: FetchedEntry, schema_version: bytes = b"") -> Iterator[list[Stored]]:
     """The batches that have requested rows of the entry, in order. Each step yields a list of
-    batches, which may be empty. Raises errors.BadEntry, errors.UnsupportedFormat."""
+    batches, which may be empty. Batches of rows of Spark get the `schema_version`. Raises
+    errors.BadEntry, errors.UnsupportedFormat."""
     payload = fetched.entry.payload
     header = decode_header(payload)
     fetched.check(header)
@@ -46,7 +57,7 @@ def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
         if header.has_batches:
             yield from _producers_batches(memoryview(payload)[header.body_at :], header, piece)
         else:
-            yield from _batches_of_rows(fetched, header, piece)
+            yield from _batches_of_rows(fetched, header, piece, schema_version)
 
 
 def _producers_batches(body: memoryview, header: Header, piece: np.void) -> Iterator[list[Stored]]:
@@ -69,7 +80,7 @@ def _is_batched(data: memoryview) -> bool:
 
 
 def _batches_of_rows(
-    fetched: FetchedEntry, header: Header, piece: np.void
+    fetched: FetchedEntry, header: Header, piece: np.void, schema_version: bytes
 ) -> Iterator[list[Stored]]:
     """The batches that have rows of the piece, which names rows of one partition in the entry. The
     entry is decoded once."""
@@ -87,7 +98,8 @@ def _batches_of_rows(
         place, until = base + start + at, min(at + ROWS_MAX, end - start)
         places = [at, *ends[(ends > at) & (ends < until)].tolist(), until]
         steps = (untyped(columns.slice(lo, hi - lo), block.typed) for lo, hi in pairwise(places))
-        for batch in pulsar_batch.encode_rows(steps, times[at:until].tolist(), place):
+        written_ms = times[at:until].tolist()
+        for batch in pulsar_batch.encode_rows(steps, written_ms, place, schema_version):
             if batch is None:
                 yield []
                 continue
@@ -102,7 +114,7 @@ def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
         return rows
     payload = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
     others = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
-    columns = {**others, VALUE: encode_for_display(rows.select(payload))}
+    columns = {**others, VALUE: encode_for_clients(rows.select(payload))}
     return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.log.entry_batches import batches_in
+from spark_ledger.broker.log.entry_batches import batches_in, schema_version_of
 from spark_ledger.broker.log.tail import RecentBatches, Stored, StoredRun, TailBudget
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
@@ -31,6 +31,7 @@ from spark_ledger.topic.read.live import first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import FetchedEntry
+from spark_ledger.topic.schema.client_schemas import VERSION_NUMBER
 from spark_ledger.topic.subscription.seek_target import (
     CommittedSince,
     chunks_needed,
@@ -212,7 +213,8 @@ class Partition:
             async with aclosing(fetch_with_replans(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        for step in self._batches(fetched, lossy):
+                        version = await self._schema_version_of(fetched)
+                        for step in self._batches(fetched, version, lossy):
                             batches += step
                             self._recent.add_read(step)
                             size += sum(len(batch.data) for batch in step)
@@ -239,12 +241,22 @@ class Partition:
             return info is not None and info.policies.on_lost_rows == "skip"
         return False
 
-    def _batches(self, fetched: FetchedEntry, lossy: bool) -> Iterator[list[Stored]]:
+    async def _schema_version_of(self, fetched: FetchedEntry) -> bytes:
+        """The schema version, as clients have it, of rows of Spark in the entry."""
+        number = schema_version_of(fetched)
+        if not number:
+            return b""
+        schemas = self._client.schemas
+        return VERSION_NUMBER.pack(await schemas.number_for_clients(self._topic, number))
+
+    def _batches(
+        self, fetched: FetchedEntry, schema_version: bytes, lossy: bool
+    ) -> Iterator[list[Stored]]:
         """The batches of the entry, in steps. `lossy`: an entry that no version wrote gives an
         empty batch at the entry's end. Raises errors.BadEntry, errors.UnsupportedFormat, with the
         ledger and entry."""
         try:
-            yield from batches_in(fetched)
+            yield from batches_in(fetched, schema_version)
         except errors.UnsupportedFormat as error:
             place = fetched.entry.header.ledger_id, fetched.entry.header.entry_id
             lo = int(fetched.pieces["offset"][0])

@@ -1,7 +1,6 @@
 """The schemas that Pulsar's clients declare: what a producer and a consumer may declare, and which
 version messages have (topic/schema/client_schemas.py)."""
 
-import struct
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +11,12 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError, checked
 from spark_ledger.broker.wire.link import all_properties
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.client_rules import consumer_misfit
-from spark_ledger.topic.schema.client_schemas import UNDECLARED, ClientSchema, ClientSchemaType
-
-_SCHEMA_VERSION = struct.Struct(">q")
-"""A version of a topic's schema as messages and clients have it."""
+from spark_ledger.topic.schema.client_schemas import (
+    UNDECLARED,
+    VERSION_NUMBER,
+    ClientSchema,
+    ClientSchemaType,
+)
 
 
 async def declared_schema(part: Any) -> ClientSchema | None:
@@ -41,7 +42,7 @@ async def version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
     if schema is not None:
         may_add = policies.schema_auto_update
         version = await schemas.declare(broker.client, topic, schema, may_add=may_add)
-        return _SCHEMA_VERSION.pack(version.number)
+        return VERSION_NUMBER.pack(version.number)
     registered = await broker.client.schemas.of(topic)
     if not registered.head.takes_bytes:
         raise Refusal(
@@ -82,10 +83,10 @@ async def schema_of_version(
     if not version:
         versions = (await registry.of(topic)).client_versions
         if versions:
-            return _SCHEMA_VERSION.pack(versions[-1].number), versions[-1].schema
+            return VERSION_NUMBER.pack(versions[-1].number), versions[-1].schema
         raise Refusal(ServerError.TOPIC_NOT_FOUND, f"topic {topic.name} has no schema for Pulsar")
-    is_number = len(version) == _SCHEMA_VERSION.size
-    number = _SCHEMA_VERSION.unpack(version)[0] if is_number else -1
+    is_number = len(version) == VERSION_NUMBER.size
+    number = VERSION_NUMBER.unpack(version)[0] if is_number else -1
     declared = await registry.client_version(topic, number)
     if declared is None:
         message = f"topic {topic.name} has no version {version[:8].hex()} of its schema for Pulsar"

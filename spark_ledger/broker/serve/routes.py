@@ -114,6 +114,7 @@ ROUTES = (
     RouteEntry("GET", f"{_SCHEMAS}/schema/{{version}}", schemas.version),
     RouteEntry("GET", f"{_SCHEMAS}/schemas", schemas.versions),
     RouteEntry("POST", f"{_SCHEMAS}/schema", schemas.register),
+    RouteEntry("DELETE", f"{_SCHEMAS}/schema", schemas.delete),
     RouteEntry("POST", f"{_SCHEMAS}/compatibility", schemas.compatibility),
     RouteEntry("POST", f"{_SCHEMAS}/version", schemas.number_of),
     RouteEntry("GET", _TOPICS, topics.topics),

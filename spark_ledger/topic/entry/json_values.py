@@ -56,9 +56,11 @@ def check_schema(schema: pa.Schema) -> None:
         _json_type(field.type, field.name)
 
 
-def encode_for_display(batch: pa.RecordBatch) -> pa.Array:
-    """Each row as JSON text, to show to a person. Encodes bytes in base64, a map as a list of keys
-    and values, NaN and infinity as text; `encode_json` refuses all these."""
+def encode_for_clients(batch: pa.RecordBatch) -> pa.Array:
+    """Each row as JSON text, for Pulsar's clients (topic/schema/column_schemas.py). Encodes bytes
+    in base64, a map as an object (a list of keys and values, if the keys are nested), times of day,
+    NaN and infinity as text, an interval in microseconds; `encode_json` refuses all these. Decimals
+    are text here, so that no client reads them as binary fractions."""
     text = _object(batch.columns, batch.schema.names, batch.num_rows, "", strict=False)
     return text.view(pa.binary())
 
@@ -259,7 +261,9 @@ def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
     if pa.types.is_binary(kind):
         return _quote(_base64(column))
     if pa.types.is_map(kind):
-        return _token(_pairs(column), path, strict)
+        if pa.types.is_nested(kind.key_type):
+            return _token(_pairs(column), path, strict)
+        return _map(column, path, strict)
     if pa.types.is_string(kind):
         return _quote(column)
     if pa.types.is_struct(kind):
@@ -278,7 +282,9 @@ def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
             f"column {path!r} has a NaN or infinity, which JSON does not have",
             "Replace it (nanvl, coalesce), or use valueFormat=arrow.",
         )
-    return column.cast(pa.string())
+    text = column.cast(pa.string())
+    is_text = pa.types.is_time64(kind) or (pa.types.is_decimal(kind) and not strict)
+    return _quote(text) if is_text else text
 
 
 def _time(column: pa.Array) -> pa.Array:
@@ -314,16 +320,36 @@ def _numbers(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
 
 
+def _map(column: pa.MapArray, path: str, strict: bool) -> pa.Array:
+    start, end = (int(offset) for offset in offsets_of(column)[[0, -1]])
+    keys = _token(column.keys.slice(start, end - start), f"{path}.key", strict)
+    quote = _text_scalar('"')
+    is_quoted = pc.starts_with(keys, pattern='"')
+    quoted = pc.binary_join_element_wise(quote, keys, quote, _text_scalar(""))
+    items = _token(column.items.slice(start, end - start), f"{path}.value", strict)
+    values = pc.fill_null(items, _text_scalar("null"))
+    fields = pc.binary_join_element_wise(
+        pc.if_else(is_quoted, keys, quoted), values, _text_scalar(":")
+    )
+    return _joined(column, fields, "{}")
+
+
 def _list(column: pa.ListArray, path: str, strict: bool) -> pa.Array:
     offsets = offsets_of(column)
     items = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     tokens = pc.fill_null(_token(items, f"{path}.element", strict), _text_scalar("null"))
+    return _joined(column, tokens, "[]")
+
+
+def _joined(column: pa.Array, tokens: pa.Array, brackets: str) -> pa.Array:
+    """The tokens of each row of a column of lists or maps, within brackets."""
+    offsets = offsets_of(column)
     null_mask = column.is_null() if column.null_count else None
     lists = pa.ListArray.from_arrays(of_numpy(offsets - offsets[0]), tokens, mask=null_mask)
     return pc.binary_join_element_wise(
-        _text_scalar("["),
+        _text_scalar(brackets[0]),
         pc.binary_join(lists, _text_scalar(",")),
-        _text_scalar("]"),
+        _text_scalar(brackets[1]),
         _text_scalar(""),
     )
 

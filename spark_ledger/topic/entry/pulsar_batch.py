@@ -408,7 +408,10 @@ class EncodedBatch(NamedTuple):
 
 
 def encode_rows(
-    steps: Iterable[pa.RecordBatch], written_ms: Sequence[int], first_row: int
+    steps: Iterable[pa.RecordBatch],
+    written_ms: Sequence[int],
+    first_row: int,
+    schema_version: bytes = b"",
 ) -> Iterator[EncodedBatch | None]:
     """The rows (columns of TYPES) of all steps as batches for a Pulsar consumer, each of at most
     CLIENT_BYTES_MAX, with sequence ids that count from `first_row`. `written_ms` has the time of
@@ -422,7 +425,7 @@ def encode_rows(
         values += row_values
         yield None
     if sum(map(len, parts)) <= CLIENT_BYTES_MAX:  # mostly so
-        yield _one_batch(parts, written_ms, first_row)
+        yield _one_batch(parts, written_ms, first_row, schema_version)
         return
     part_starts = list(accumulate((3 if value else 2 for value in values), initial=0))
     sizes = [sum(map(len, parts[at:end])) for at, end in pairwise(part_starts)]
@@ -432,25 +435,25 @@ def encode_rows(
         row_parts = parts[part_starts[start] : part_starts[end]]
         if sizes[start] > CLIENT_BYTES_MAX:
             chunks = list[bytes]()
-            for chunk in lone_message(row_parts, max(0, *rows_ms), row):
+            for chunk in lone_message(row_parts, max(0, *rows_ms), row, schema_version):
                 chunks.append(chunk)
                 yield None
-            data = chunks[0] if len(chunks) == 1 else b"".join(_stored_chunks(chunks))
+            data = chunks[0] if len(chunks) == 1 else _stored_chunks(chunks)
             yield EncodedBatch(rows=1, data=data, batched=False)
         else:
-            yield _one_batch(row_parts, rows_ms, row)
+            yield _one_batch(row_parts, rows_ms, row, schema_version)
         start = end
 
 
-def _stored_chunks(chunks: Sequence[bytes]) -> Iterator[bytes]:
+def _stored_chunks(chunks: Sequence[bytes]) -> bytes:
     """The chunks of a message as one stored batch, which `chunks_of` divides again."""
-    yield CHUNKS_MAGIC.to_bytes(2, "big")
-    for chunk in chunks:
-        yield _SIZE.pack(len(chunk))
-        yield chunk
+    framed = (part for chunk in chunks for part in (_SIZE.pack(len(chunk)), chunk))
+    return b"".join((CHUNKS_MAGIC.to_bytes(2, "big"), *framed))
 
 
-def _one_batch(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> EncodedBatch:
+def _one_batch(
+    parts: Sequence[bytes], written_ms: Sequence[int], first_row: int, schema_version: bytes
+) -> EncodedBatch:
     """One batch with the rows, which were written at the times `written_ms`."""
     count = len(written_ms)
     metadata = MessageMetadata(
@@ -459,6 +462,7 @@ def _one_batch(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int
         highest_sequence_id=first_row + count - 1,
         publish_time=max(0, *written_ms),
         num_messages_in_batch=count,
+        schema_version=schema_version or None,
     )
     return EncodedBatch(count, build_batch(metadata, b"".join(parts)), batched=True)
 
@@ -475,7 +479,9 @@ def _batch_ends(sizes: Sequence[int]) -> Iterator[int]:
         yield len(sizes)
 
 
-def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
+def lone_message(
+    message: Sequence[bytes], written_ms: int, row: int, schema_version: bytes
+) -> Iterator[bytes]:
     """A lone message, or its chunks if the value is large; `message` has its parts, as `_messages`
     yields them. Each chunk has key and headers, even if these take more than CLIENT_BYTES_MAX."""
     single = SingleMessageMetadata.FromString(message[1])
@@ -485,6 +491,7 @@ def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterato
         sequence_id=row,
         publish_time=written_ms,
         properties=single.properties,
+        schema_version=schema_version or None,
     )
     for name in ("partition_key", "partition_key_b64_encoded", "event_time", "null_value"):
         if single.HasField(name):
@@ -529,10 +536,9 @@ def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> It
 
 
 def _column_values(rows: pa.RecordBatch, name: str) -> list[Any]:
-    index = rows.schema.get_field_index(name)
-    if index < 0:
+    if name not in rows.schema.names:
         return [None] * rows.num_rows
-    column = rows.column(index)
+    column = rows.column(name)
     values: list[Any] = (column.view(pa.int64()) if name == EVENT_TIME else column).to_pylist()
     return values
 
@@ -542,13 +548,8 @@ def _key_texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
     rows whose key is in base64."""
     if b"".join(key for key in keys if key).isascii():
         return keys, set()
-    texts, base64 = list(keys), set[int]()
-    for i, key in enumerate(keys):
-        if key is None or _is_text(key):
-            continue
-        texts[i] = b64encode(key)
-        base64.add(i)
-    return texts, base64
+    base64 = {i for i, key in enumerate(keys) if key is not None and not _is_text(key)}
+    return [b64encode(key) if key and i in base64 else key for i, key in enumerate(keys)], base64
 
 
 def _is_text(key: bytes) -> bool:
@@ -576,9 +577,8 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
         properties.append(b"\x0a" + varint(len(pair)) + pair)
     by_row, start = [], 0
     for length in column.value_lengths().to_pylist():
-        end = start + (length or 0)
-        by_row.append(b"".join(properties[start:end]))
-        start = end
+        by_row.append(b"".join(properties[start : start + (length or 0)]))
+        start += length or 0
     return by_row
 
 

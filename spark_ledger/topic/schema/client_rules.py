@@ -1,16 +1,29 @@
 """Which schema a Pulsar client may declare for a topic with earlier versions, by Pulsar's
 strategies. Pure.
 
-For JSON and AVRO schemas, Avro's library decides whether a reader's schema can read values of a
-writer's schema. Schemas of another type fit only if they are equal. Schemas of two types never fit,
-except with the strategy ALWAYS_COMPATIBLE.
+Of JSON and AVRO schemas Avro's library decides whether values of a writer's schema can be read by a
+reader's; the reason names the first field that does not fit. Schemas of other types fit if they are
+equal. Two types never fit, but for the strategy ALWAYS_COMPATIBLE. Names of records count, but not
+beside a version made of Spark's columns, which have no such names.
 """
 
 from collections.abc import Sequence
 from enum import Enum
 
-from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+from avro.compatibility import (
+    ReaderWriterCompatibilityChecker,
+    SchemaCompatibilityType,
+    lookup_writer_field,
+)
 from avro.errors import AvroException
+from avro.schema import (
+    ArraySchema,
+    MapSchema,
+    NamedSchema,
+    RecordSchema,
+    Schema,
+    UnionSchema,
+)
 
 from spark_ledger import errors
 from spark_ledger.topic.schema.client_schemas import (
@@ -60,11 +73,12 @@ def producer_misfit(
     if strategy is Strategy.ALWAYS_INCOMPATIBLE:
         return _NO_OTHER
     for version in reversed(versions) if strategy.is_transitive else versions[-1:]:
-        earlier = version.schema
-        if strategy.is_backward and (why := _unreadable(new, earlier)):
-            return f"the new schema cannot read values of version {version.number}: {why}"
-        if strategy.is_forward and (why := _unreadable(earlier, new)):
-            return f"version {version.number} cannot read values of the new schema: {why}"
+        earlier, named = version.schema, not version.of_columns
+        title = f"version {version.number}" + ("" if named else " (Spark's columns)")
+        if strategy.is_backward and (why := _unreadable(new, earlier, named=named)):
+            return f"the new schema cannot read values of {title}: {why}"
+        if strategy.is_forward and (why := _unreadable(earlier, new, named=named)):
+            return f"{title} cannot read values of the new schema: {why}"
     return None
 
 
@@ -84,8 +98,9 @@ def consumer_misfit(
     return producer_misfit(declared, versions, backward)
 
 
-def _unreadable(reader: ClientSchema, writer: ClientSchema) -> str | None:
-    """Why `reader` cannot read values of `writer`; None if it can."""
+def _unreadable(reader: ClientSchema, writer: ClientSchema, *, named: bool = True) -> str | None:
+    """Why `reader` cannot read values of `writer`; None if it can. Without `named` the names of
+    records do not count."""
     if reader.kind is not writer.kind:
         return f"one is of type {writer.kind.name}, the other of type {reader.kind.name}"
     if reader.kind is ClientSchemaType.KEY_VALUE:
@@ -101,11 +116,91 @@ def _unreadable(reader: ClientSchema, writer: ClientSchema) -> str | None:
         is_equal = reader.identity == writer.identity
         return None if is_equal else "the data of the two schemas are not equal"
     try:
-        checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-        result = checker.get_compatibility(parsed(reader), parsed(writer))
+        of_reader, of_writer = parsed(reader), parsed(writer)
+        if not named:
+            _accept_any_name(of_reader)
+        return _Comparison().misfit(of_reader, of_writer)
     except (AvroException, *errors.MALFORMED) as error:  # such as a record of the type `error`
         return f"the two cannot be compared: {error}"[:500]
-    if result.compatibility is SchemaCompatibilityType.compatible:
+
+
+class _Comparison:
+    """Compares a reader's schema with a writer's by Avro's library, which remembers what it
+    compared; the field that does not fit is looked up after that."""
+
+    def __init__(self) -> None:
+        self._checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+        self._seen = set[tuple[int, int]]()
+
+    def misfit(self, reader: Schema, writer: Schema, path: str = "") -> str | None:
+        """The first field that does not fit; None if the reader can read all values."""
+        result = self._checker.get_compatibility(reader, writer)
+        if result.compatibility is SchemaCompatibilityType.compatible:
+            return None
+        inner_reader, inner_writer = _not_null(reader), _not_null(writer)
+        pair = id(inner_reader), id(inner_writer)
+        is_new = pair not in self._seen  # a record may be within itself
+        self._seen.add(pair)
+        inner = self._misfit_within(inner_reader, inner_writer, path) if is_new else None
+        if inner is not None:
+            return inner
+        place = f"field {path!r}" if path else "it"
+        return f"{place} is {_title(reader)} for the reader, {_title(writer)} in the values"[:500]
+
+    def _misfit_within(self, reader: Schema, writer: Schema, path: str) -> str | None:
+        if isinstance(reader, ArraySchema) and isinstance(writer, ArraySchema):
+            return self.misfit(reader.items, writer.items, f"{path}[]")
+        if isinstance(reader, MapSchema) and isinstance(writer, MapSchema):
+            return self.misfit(reader.values, writer.values, f"{path}{{}}")
+        if not (isinstance(reader, RecordSchema) and isinstance(writer, RecordSchema)):
+            return None
+        for field in reader.fields:
+            place = f"{path}.{field.name}" if path else str(field.name)
+            written = lookup_writer_field(writer, field)
+            if written is None and not field.has_default:
+                return f"field {place!r} is not in the values, and has no default for the reader"
+            if written is not None and (why := self.misfit(field.type, written.type, place)):
+                return why
         return None
-    kinds = sorted(kind.value.replace("_", " ") for kind in result.incompatibilities)
-    return "; ".join((*kinds, *sorted(result.messages), *sorted(result.locations)))[:500]
+
+
+class _AnyName:
+    """As a record's aliases: the record is an alias of every record."""
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+
+def _accept_any_name(schema: Schema) -> None:
+    """Make the names of all records of the schema count for nothing."""
+    schemas, seen = [schema], set[int]()
+    while schemas:
+        schema = schemas.pop()
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if isinstance(schema, NamedSchema):
+            schema.set_prop("aliases", _AnyName())
+        if isinstance(schema, RecordSchema):
+            schemas += [field.type for field in schema.fields]
+        elif isinstance(schema, ArraySchema):
+            schemas.append(schema.items)
+        elif isinstance(schema, MapSchema):
+            schemas.append(schema.values)
+        elif isinstance(schema, UnionSchema):
+            schemas += schema.schemas
+
+
+def _not_null(schema: Schema) -> Schema:
+    """The only branch of a union beside null; else the schema itself."""
+    if isinstance(schema, UnionSchema):
+        branches: list[Schema] = [each for each in schema.schemas if each.type != "null"]
+        if len(branches) == 1:
+            return branches[0]
+    return schema
+
+
+def _title(schema: Schema) -> str:
+    if isinstance(schema, UnionSchema):
+        return " or ".join(map(_title, schema.schemas))
+    return f"{schema.type} {schema.name}" if isinstance(schema, NamedSchema) else str(schema.type)

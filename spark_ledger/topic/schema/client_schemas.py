@@ -34,8 +34,9 @@ NAME_CHARACTERS_MAX = 1024
 NESTING_MAX = 64  # lists and objects of a schema's JSON within each other
 LISTS_MAX = MappingProxyType({"fields": 1000, "symbols": 1000})
 BRANCHES_MAX = 100  # of a union
+VERSION_NUMBER = struct.Struct(">q")
+"""A version of a topic's schema as messages and clients have it."""
 _LENGTH = struct.Struct(">i")
-_KEY_TYPE, _VALUE_TYPE = "key.schema.type", "value.schema.type"
 
 
 class ClientSchemaType(IntEnum):
@@ -101,11 +102,13 @@ class ClientSchema:
 
 @dataclass(frozen=True, slots=True)
 class ClientVersion:
-    """A version of a topic's schema that a client declared. In a record `number` is the topic's
-    number, from 1; clients count from 0 (SchemaHead.number_for_clients)."""
+    """A version of a topic's schema as clients see it: declared by a client, or made `of_columns`
+    (column_schemas.py). In a record `number` is the topic's number, from 1; clients count from 0
+    (SchemaHead.number_for_clients)."""
 
     number: int
     schema: ClientSchema
+    of_columns: bool = False
 
 
 def check(schema: ClientSchema) -> None:
@@ -166,24 +169,30 @@ def _check_sizes(plain: Any) -> None:
 
 def key_and_value(schema: ClientSchema) -> tuple[ClientSchema, ClientSchema]:
     """The two schemas of a KEY_VALUE schema. Raises errors.SchemaUnreadable."""
-    try:
-        parts, rest = [], memoryview(schema.data)
-        for type_property in (_KEY_TYPE, _VALUE_TYPE):
-            type_name = schema.properties.get(type_property, "BYTES")
-            kind = _Type.NONE if type_name == "BYTES" else ClientSchemaType[type_name]
-            (length,) = _LENGTH.unpack_from(rest)
-            if length > len(rest) - _LENGTH.size:
-                raise ValueError(f"a length of {length} is beyond the end")
-            end = _LENGTH.size + max(0, length)
-            parts.append(ClientSchema(kind, bytes(rest[_LENGTH.size : end])))
-            rest = rest[end:]
-        if rest or any(part.kind is _Type.KEY_VALUE for part in parts):
-            raise ValueError(f"{len(rest)} bytes are left, or a key or value is KEY_VALUE itself")
-    except (ValueError, KeyError, struct.error) as error:
-        raise errors.SchemaUnreadable(
-            f"a schema of type KEY_VALUE lacks the data of a key and a value: {error!r}"[:500]
-        ) from error
+    rest = memoryview(schema.data)
+    parts = []
+    for part in ("key", "value"):
+        type_name = schema.properties.get(f"{part}.schema.type", "BYTES")
+        kind = _Type.NONE if type_name == "BYTES" else _Type.__members__.get(type_name)
+        if kind is None or kind is _Type.KEY_VALUE:
+            raise _no_pair(f"the type {type_name[:100]!r} is none that a {part} may have")
+        if len(rest) < _LENGTH.size:
+            raise _no_pair(f"it ends before the length of the {part}")
+        length = max(0, _LENGTH.unpack_from(rest)[0])
+        rest = rest[_LENGTH.size :]
+        if length > len(rest):
+            raise _no_pair(f"a {part} of {length} bytes does not fit into the {len(rest)} left")
+        parts.append(ClientSchema(kind, bytes(rest[:length])))
+        rest = rest[length:]
+    if rest:
+        raise _no_pair(f"{len(rest)} bytes follow the value")
     return parts[0], parts[1]
+
+
+def _no_pair(why: str) -> errors.SchemaUnreadable:
+    return errors.SchemaUnreadable(
+        f"a schema of type KEY_VALUE lacks the data of a key and a value: {why}"
+    )
 
 
 def to_json(schema: ClientSchema) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
                                        "in_force":false while the topic takes bytes,
-                                       "proposed":[1] versions that no commit has used yet
+                                       "proposed":[1] versions that no commit has used yet,
+                                       "deleted":2, "erased":2 the last version that a DELETE of
+                                       clients' schemas took away, and took away with force
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
                                          {"name":"id", "type":"int64", "nullable":false},
                                          {"name":"tags", "type":{"list":<field, no name>}, ...},
@@ -86,13 +88,16 @@ class SchemaHead:
     `proposed` are the numbers of versions that writes proposed and no commit has used yet: a
     proposed version has no rows, and is neither compared nor read. While the schema is `in_force`,
     the topic takes no bytes. With `has_text` (a record of earlier software) version 0 is the schema
-    STRING, which Pulsar's clients declared."""
+    STRING, which Pulsar's clients declared. Versions up to `deleted` do not count for clients any
+    more, and those up to `erased` are not given to them either; -1: no version was deleted."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
     has_text: bool = False
     in_force: bool = True
     proposed: frozenset[int] = frozenset()
+    deleted: int = -1
+    erased: int = -1
 
     @property
     def last(self) -> int:
@@ -103,10 +108,9 @@ class SchemaHead:
         """Whether the number is a version of the schema, not only a proposed version."""
         return 0 < number <= self.current and number not in self.proposed
 
-    @property
-    def first_for_clients(self) -> int:
-        """The topic's number of the version that is 0 for Pulsar's clients."""
-        return 0 if self.has_text else 1
+    def number_for_clients(self, number: int) -> int:
+        """The number that Pulsar's clients have for a version. It never changes."""
+        return number if self.has_text else number - 1
 
     def with_version(self, number: int) -> "SchemaHead":
         """The head after the proposed version `number` became a version of the schema."""
@@ -179,6 +183,9 @@ def encode_head(head: SchemaHead) -> bytes:
         plain["clients"] = _TEXT
     if head.proposed:
         plain["proposed"] = sorted(head.proposed)
+    for name, number in (("deleted", head.deleted), ("erased", head.erased)):
+        if number >= 0:
+            plain[name] = number
     return dump(plain if head.in_force else {**plain, "in_force": False})
 
 
@@ -194,6 +201,8 @@ def decode_head(value: bytes) -> SchemaHead:
             has_text="clients" in plain,
             in_force=bool(plain.get("in_force", True)),
             proposed=frozenset(map(int, plain.get("proposed", ()))),
+            deleted=int(plain.get("deleted", -1)),
+            erased=int(plain.get("erased", -1)),
         )
 
     return load(value, "topic's schema", build)

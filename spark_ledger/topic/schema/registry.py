@@ -13,7 +13,7 @@ schema fails.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -42,6 +42,7 @@ from spark_ledger.topic.schema import records as schema_records
 from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.client_rules import Strategy
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
+from spark_ledger.topic.schema.column_schemas import client_schema
 from spark_ledger.topic.schema.records import Compatibility, SchemaHead, SchemaVersion
 from spark_ledger.topic.schema.rules import SchemaMode
 
@@ -67,15 +68,24 @@ async def _compare_here(size: int, comparison: Callable[[], R]) -> R:
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
     """The registered `versions` of columns, oldest first, and the versions that are only
-    `proposed`. `node_version` is the version of the head's node (None: there is no node).
-    `client_versions` are those that Pulsar's clients declared, by the clients' numbers, oldest
-    first."""
+    `proposed`. `node_version` is the version of the head's node (None: there is no node)."""
 
     head: SchemaHead
     versions: tuple[SchemaVersion, ...]
     node_version: int | None
-    proposed: tuple[SchemaVersion, ...] = ()
-    client_versions: tuple[ClientVersion, ...] = ()
+    proposed: tuple[SchemaVersion, ...]
+    _cached: "_CachedVersions"
+
+    @property
+    def client_versions(self) -> tuple[ClientVersion, ...]:
+        """The versions that count for Pulsar's clients, by the clients' numbers, oldest first:
+        without those that were deleted, and those of columns only while columns are in force."""
+        return self._cached.client_versions
+
+    def client_version(self, number: int) -> ClientVersion | None:
+        """The version with this number of the clients, even if it was deleted, unless it was
+        erased."""
+        return self._cached.client_version(number)
 
     @property
     def union(self) -> pa.Schema | None:
@@ -201,11 +211,13 @@ class SchemaRegistry:
         compare: Compare = _compare_here,
     ) -> ClientVersion:
         """Make the schema that a client of Pulsar declares a version of the topic's schema, unless
-        it is a version already; return the version, by the clients' number. Rows stay bytes.
-        Without `may_add`, only the first version may be added. `compare` runs the comparisons,
-        which take up to a second for large schemas. Raises errors.SchemaIncompatible,
+        it is a version; return the version, by the clients' number. Rows stay bytes. Without
+        `may_add` no version is added to one that is there. `compare` runs the comparisons, which
+        take up to a second for large schemas. Raises errors.SchemaIncompatible,
         errors.TopicDeleted."""
-        judged = (await self.of(topic)).client_versions
+        current = await self.of(topic)
+        _check_only_spark(topic, schema, current.head)
+        judged = current.client_versions
         while True:
             comparison = partial(_version_or_misfit, judged, schema, strategy)
             version, misfit = await compare(size_of(judged) + schema.size, comparison)
@@ -227,11 +239,11 @@ class SchemaRegistry:
         def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal versions
             versions, head = current.client_versions, current.head
-            if len(versions) != len(judged):
+            if [v.number for v in versions] != [v.number for v in judged]:
                 return None
-            if not head.takes_bytes:
-                raise _takes_no_schema(topic, schema, "its rows are columns that only Spark writes")
-            if head.last == 0 and schema == _TEXT:  # a record that earlier software reads too
+            _check_only_spark(topic, schema, head)
+            # a record that earlier software reads too
+            if head.last == 0 > head.deleted and schema == _TEXT:
                 versions = (ClientVersion(0, schema),)
                 return replace(head, has_text=True), []
             number = schema_records.checked_number(head.last + 1)
@@ -240,7 +252,7 @@ class SchemaRegistry:
                 why = f"its record has {len(record)} bytes, earlier versions {size_of(versions)}"
                 limits = f"at most {CLIENT_RECORD_BYTES_MAX} and {CLIENT_BYTES_MAX} fit"
                 raise _takes_no_schema(topic, schema, f"{why}: {limits}")
-            versions = (*versions, ClientVersion(number - head.first_for_clients, schema))
+            versions = (*versions, ClientVersion(head.number_for_clients(number), schema))
             after = replace(head.with_version(number), in_force=False)
             return after, [Create(paths.topic_schema(topic.id, number), record)]
 
@@ -249,14 +261,41 @@ class SchemaRegistry:
         return versions
 
     async def client_version(self, topic: TopicInfo, number: int) -> ClientVersion | None:
-        """The version with this number of the clients; None if there is no such version. Versions
-        never change, so a cached version is returned without a call."""
-        cached = self._cached(topic.id)
-        for version in cached.client_versions:
-            if version.number == number:
-                return version
-        versions = (await self.of(topic)).client_versions
-        return next((version for version in versions if version.number == number), None)
+        """The version with this number of the clients, which never changes: out of memory if it was
+        read before. None if there is none, or if it was erased."""
+        cached = self._cached(topic.id).client_version(number)
+        if cached is not None:
+            return cached
+        return (await self.of(topic)).client_version(number)
+
+    async def delete_for_clients(self, topic: TopicInfo, *, erase: bool) -> int | None:
+        """Take the schema away: no version counts for clients any more, and the topic takes bytes.
+        Messages keep their versions, which are given to clients, unless `erase` is set. Numbers go
+        on. Returns the clients' number of the last version; None if there was no version. Raises
+        errors.TopicDeleted."""
+        last: int | None = None
+
+        def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+            nonlocal last
+            head, number = current.head, current.head.last
+            if not (number or head.has_text):
+                return None
+            last = head.number_for_clients(number)
+            erased = number if erase else head.erased
+            head = replace(head, in_force=False, deleted=number, erased=erased)
+            return None if head == current.head else (head, [])
+
+        with unavailable_while(f"deleting the schema of topic '{topic.name}'"):
+            await self._change(topic, change)
+        return last
+
+    async def number_for_clients(self, topic: TopicInfo, number: int) -> int:
+        """The clients' number of a version that rows have: out of memory if a version was read
+        before."""
+        head = self._cached(topic.id).head
+        if head.last < number:
+            head = (await self.of(topic, fresh=False)).head
+        return head.number_for_clients(number)
 
     async def _register(
         self,
@@ -344,7 +383,7 @@ class SchemaRegistry:
         writes)."""
         node = await read(self._store, paths.topic_schema(topic_id))
         if node is None:
-            return TopicSchema(SchemaHead(), (), None)
+            return TopicSchema(SchemaHead(), (), None, (), _NO_VERSIONS)
         head = schema_records.decode_head(node.value)
         while with_unnamed and await read(self._store, paths.topic_schema(topic_id, head.last + 1)):
             head = replace(head, proposed=head.proposed | {head.last + 1})
@@ -360,18 +399,18 @@ class SchemaRegistry:
             return record.value
 
         values = await call_each(record_of, numbers, READS_AT_ONCE)
-        versions = (*cached.versions, *map(schema_records.decode_version, values))
-        cached = _CachedVersions(versions, cached.size + sum(map(len, values)), head)
-        self._cache.put(topic_id, cached)
+        if values or head != cached.head:
+            versions = (*cached.versions, *map(schema_records.decode_version, values))
+            cached = _CachedVersions(versions, cached.size + sum(map(len, values)), head)
+            self._cache.put(topic_id, cached)
         proposed = tuple(v for v in cached.column_versions if v.number in head.proposed)
-        registered, client_versions = cached.registered, cached.client_versions
-        return TopicSchema(head, registered, node.version, proposed, client_versions)
+        return TopicSchema(head, cached.registered, node.version, proposed, cached)
 
     def _cached(self, topic_id: str) -> "_CachedVersions":
         return self._cache.get(topic_id) or _NO_VERSIONS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _CachedVersions:
     """The cached records of a topic: versions 1, 2 ..., `size` bytes in all, and the head."""
 
@@ -387,12 +426,41 @@ class _CachedVersions:
     def registered(self) -> tuple[SchemaVersion, ...]:
         return tuple(version for version in self.column_versions if self.head.has(version.number))
 
-    @property
+    @cached_property
     def client_versions(self) -> tuple[ClientVersion, ...]:
-        first = self.head.first_for_clients
-        declared = (v for v in self.versions if isinstance(v, ClientVersion))
-        versions = tuple(ClientVersion(v.number - first, v.schema) for v in declared)
-        return (ClientVersion(0, _TEXT), *versions) if self.head.has_text else versions
+        return tuple(
+            version
+            for version in self._all_client_versions
+            if self._is_after(version, self.head.deleted)
+            and not (version.of_columns and self.head.takes_bytes)
+        )
+
+    def client_version(self, number: int) -> ClientVersion | None:
+        for version in self._all_client_versions:
+            if version.number == number and self._is_after(version, self.head.erased):
+                return version
+        return None
+
+    def _is_after(self, version: ClientVersion, number: int) -> bool:
+        """Whether the version is above the topic's version `number`. Versions of columns always
+        are, while columns are in force."""
+        is_of_present_columns = version.of_columns and not self.head.takes_bytes
+        return is_of_present_columns or version.number > self.head.number_for_clients(number)
+
+    @cached_property
+    def _all_client_versions(self) -> tuple[ClientVersion, ...]:
+        counted = (
+            self._for_clients(version)
+            for version in self.versions
+            if isinstance(version, ClientVersion) or self.head.has(version.number)
+        )
+        return (*([ClientVersion(0, _TEXT)] if self.head.has_text else []), *counted)
+
+    def _for_clients(self, version: SchemaVersion | ClientVersion) -> ClientVersion:
+        number = self.head.number_for_clients(version.number)
+        if isinstance(version, ClientVersion):
+            return ClientVersion(number, version.schema)
+        return ClientVersion(number, client_schema(version.schema), of_columns=True)
 
 
 _NO_VERSIONS = _CachedVersions()
@@ -419,6 +487,11 @@ def _version_or_misfit(
     if version is not None:
         return version, None
     return None, client_rules.producer_misfit(schema, versions, strategy)
+
+
+def _check_only_spark(topic: TopicInfo, schema: ClientSchema, head: SchemaHead) -> None:
+    if not head.takes_bytes:
+        raise _takes_no_schema(topic, schema, "its rows are columns that only Spark writes")
 
 
 def _takes_no_schema(topic: TopicInfo, schema: ClientSchema, why: str) -> errors.SchemaIncompatible:

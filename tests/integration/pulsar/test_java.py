@@ -3,16 +3,18 @@
 import json
 import sys
 import uuid
+from decimal import Decimal
 from pathlib import Path
 
 import pulsar
+import pyarrow as pa
 import pytest
 
 from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger_demo.jars import JarsMissing, jars_of
-from tests.integration.pulsar_clients import write
+from tests.integration.pulsar_clients import write, write_columns
 from tests.kit import pulsar_java
 
 TIMEOUT_MS = 30_000
@@ -95,6 +97,30 @@ def test_rows_of_spark_that_are_larger_than_javas_frames_come_in_chunks(jars, cl
         "after a seek": listed(rows[2:3]),  # the one after it
         "read": listed(rows),
         "a range of hashes": "none",
+    }
+
+
+def test_typed_rows_are_objects_to_java_also_without_a_class_for_them(jars, cluster):
+    topic = f"persistent://public/default/java-{uuid.uuid4()}"
+    topics = blocking.topics(cluster.service_url)
+    topics.run(topics.client.topics.create(topic, 1, TopicPolicies(partitioned=False)))
+    columns = {
+        "id": pa.array([1, 2]),
+        "price": pa.array([Decimal("12.50"), None], pa.decimal128(30, 2)),
+        "data": pa.array([b"bytes", None]),
+        "place": pa.array([{"city": "Bern"}, None]),
+        "names": pa.array([["a", "b"], None]),
+        "counts": pa.array([[("x", 1)], None], pa.map_(pa.string(), pa.int64())),
+    }
+    write_columns(topics, topic, pa.record_batch(columns))
+    said = pulsar_java.run(Path(__file__).with_name("Objects.java"), cluster.broker_url, topic)
+    assert dict(line.split(": ", 1) for line in said.splitlines()) == {
+        "row": "[1, 12.50, bytes, Bern, [a, b], {x=1}]",
+        "nulls": "true",
+        "version": "AAAAAAAAAAA=",
+        "fields": listed(columns),
+        "generic": "1 Bern",
+        "a wrong type": "refused",
     }
 
 

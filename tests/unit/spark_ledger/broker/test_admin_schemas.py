@@ -20,8 +20,9 @@ def schema(*fields, **more):
 
 def test_a_schema_that_is_registered_is_returned_by_its_version():
     async def act(ask, broker, stage):
-        for path in ("schema", "schema/0", "schemas"):
+        for path in ("schema", "schema/0"):
             assert (await ask("GET", f"{S}/{path}"))[0] == 404
+        assert await ask("GET", f"{S}/schemas") == (200, {"getSchemaResponses": []})
         assert await ask("POST", f"{S}/compatibility", schema(A)) == (
             200,
             {"compatibility": True, "schemaCompatibilityStrategy": "FULL"},
@@ -35,7 +36,7 @@ def test_a_schema_that_is_registered_is_returned_by_its_version():
         assert await ask("GET", f"{S}/schemas") == (200, {"getSchemaResponses": [body]})
         assert await ask("POST", f"{S}/version", schema(A)) == (200, {"version": 0})
         status, why = await ask("POST", f"{S}/schema", schema(A, B))
-        assert status == 409 and "reader field missing default value" in why["reason"]
+        assert status == 409 and "field 'b' is not in the values" in why["reason"]
         for path in ("schema/1", "schema/x", "schema/-1"):
             assert (await ask("GET", f"{S}/{path}"))[0] == 404
         assert (await ask("POST", f"{S}/version", schema(A, B)))[0] == 404
@@ -68,7 +69,7 @@ def test_what_is_no_schema_is_refused_by_each_verb_and_nothing_is_registered(bod
         for verb in ("schema", "compatibility", "version"):
             answer = await ask("POST", f"{S}/{verb}", body)
             assert answer[0] == status and answer[1]["reason"]
-        assert (await ask("GET", f"{S}/schemas"))[0] == 404
+        assert await ask("GET", f"{S}/schemas") == (200, {"getSchemaResponses": []})
 
     at_a_broker(act)
 
@@ -79,11 +80,62 @@ def test_schemas_of_a_topic_or_namespace_that_is_not_there_are_404():
             for method, verb, body in (
                 ("GET", "schema", None),
                 ("GET", "schemas", None),
-                ("POST", "schema", schema(A)),
+                ("DELETE", "schema", None),
                 ("POST", "compatibility", schema(A)),
             ):
                 answer = await ask(method, f"/admin/v2/schemas/{topic}/{verb}", body)
                 assert answer[0] == 404
+
+    at_a_broker(act)
+
+
+def test_a_schema_that_is_posted_makes_its_topic_where_clients_may_make_one():
+    async def act(ask, broker, stage):
+        made = "/admin/v2/schemas/public/default/made"
+        creation = f"{N}/autoTopicCreation"
+        await ask("POST", creation, {"allowAutoTopicCreation": False})
+        assert (await ask("POST", f"{made}/schema", schema(A)))[0] == 404
+        await ask(
+            "POST", creation, {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}
+        )
+        assert (await ask("POST", f"{made}/schema", {"type": "JSON", "schema": "{}"}))[0] == 422
+        assert (await ask("GET", f"{made}/schema"))[1]["reason"].startswith("[LEDGER_TOPIC")
+        assert await ask("POST", f"{made}/schema", schema(A)) == (200, {"version": {"version": 0}})
+        assert (await ask("GET", f"{made}/schema"))[1]["version"] == 0
+        answer = await ask("POST", "/admin/v2/schemas/public/none/t/schema", schema(A))
+        assert answer[0] == 404
+
+    at_a_broker(act)
+
+
+@pytest.mark.parametrize("force", ["false", "true"])
+def test_a_deleted_schema_counts_no_more_and_numbers_go_on(force):
+    async def act(ask, broker, stage):
+        assert await ask("DELETE", f"{S}/schema") == (200, {"version": -1})
+        assert (await ask("POST", f"{S}/schema", schema(A)))[0] == 200
+        assert await ask("DELETE", f"{S}/schema?force={force}") == (200, {"version": 0})
+        assert (await ask("GET", f"{S}/schema"))[0] == 404
+        assert await ask("GET", f"{S}/schemas") == (200, {"getSchemaResponses": []})
+        old = await ask("GET", f"{S}/schema/0")
+        assert old[0] == (404 if force == "true" else 200)
+        other = schema({"name": "a", "type": "string"})
+        assert await ask("POST", f"{S}/schema", other) == (200, {"version": {"version": 1}})
+        assert await ask("POST", f"{S}/version", other) == (200, {"version": 1})
+        versions = (await ask("GET", f"{S}/schemas"))[1]["getSchemaResponses"]
+        assert [version["version"] for version in versions] == [1]
+        assert (await ask("POST", f"{S}/schema", schema(A)))[0] == 409
+        assert await ask("DELETE", f"{S}/schema") == (200, {"version": 1})
+        assert await ask("POST", f"{S}/schema", schema(A)) == (200, {"version": {"version": 2}})
+
+    at_a_broker(act)
+
+
+def test_text_that_is_declared_after_a_deletion_is_a_version_of_its_own():
+    async def act(ask, broker, stage):
+        text = {"type": "STRING", "schema": ""}
+        assert await ask("POST", f"{S}/schema", text) == (200, {"version": {"version": 0}})
+        assert await ask("DELETE", f"{S}/schema") == (200, {"version": 0})
+        assert await ask("POST", f"{S}/schema", text) == (200, {"version": {"version": 1}})
 
     at_a_broker(act)
 

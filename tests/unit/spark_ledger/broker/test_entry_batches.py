@@ -93,6 +93,21 @@ def test_the_chunks_of_a_large_row_are_steps():
     assert steps == [0, 0, 0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("size", [1, 12 << 20])
+def test_rows_of_spark_have_the_version_of_their_schema(size):
+    rows = pa.record_batch({"a": pa.array(["x" * size, "y"])})
+    entry = fetched(encode_body(rows), 2, typed=True, schema_version=3)
+    assert entry_batches.schema_version_of(entry) == 3
+    for version in (b"\0\0\0\0\0\0\0\2", b""):
+        batches = [one for some in batches_in(entry, version) for one in some]
+        pieces = [piece for one in batches for piece in pulsar_batch.chunks_of(one.data)]
+        all_metadata = [pulsar_batch.parse(piece, check=True).metadata for piece in pieces]
+        assert {metadata.schema_version for metadata in all_metadata} == {version}
+        assert all(
+            metadata.HasField("schema_version") == bool(version) for metadata in all_metadata
+        )
+
+
 def test_batches_of_producers_come_some_at_a_time():
     lone = pulsar_batch.build_batch(MessageMetadata(producer_name="p", sequence_id=1), b"x")
     count = 2 * STEP_BATCHES_MAX + 7

@@ -130,8 +130,48 @@ def test_where_rows_are_typed_no_schema_of_a_client_is_taken(schema):
         for name in ("producer", "get_or_create_schema"):
             refused = await client.ask(name, topic="t", schema=schema)
             assert refused == ServerError.INCOMPATIBLE_SCHEMA
-        assert (await stage.client.schemas.of(stage.topic)).client_versions == ()
+        (version,) = (await stage.client.schemas.of(stage.topic)).client_versions
+        assert (version.number, version.of_columns) == (0, True)
+        found = (await client.ask("get_schema", topic="t")).get_schema_response
+        assert (found.schema_version, found.schema.type) == (number(0), JSON)
+        assert [field["name"] for field in json.loads(found.schema.schema_data)["fields"]] == ["a"]
         await client.broker.close()
+
+    play(act)
+
+
+def test_a_deleted_schema_is_given_for_old_messages_unless_it_was_deleted_with_force():
+    async def act(stage):
+        brokers, schemas = Brokers(stage), stage.client.schemas
+        client = Client(await brokers.new("a"))
+        assert await produced(client, AVRO, fields(A)) == number(0)
+        assert await schemas.delete_for_clients(stage.topic, erase=False) == 0
+        assert await client.ask("get_schema", topic="t") == ServerError.TOPIC_NOT_FOUND
+        old = await client.ask("get_schema", topic="t", schema_version=number(0))
+        assert old.get_schema_response.schema.schema_data == fields(A)
+        assert await produced(client, TEXT) == number(1)
+        assert await schemas.delete_for_clients(stage.topic, erase=True) == 1
+        await client.broker.close()
+        client = Client(await brokers.new("b"))  # which has no version in memory
+        for version in (0, 1):
+            asked = await client.ask("get_schema", topic="t", schema_version=number(version))
+            assert asked == ServerError.TOPIC_NOT_FOUND
+        await client.broker.close()
+
+    play(act)
+
+
+def test_columns_that_are_deleted_for_clients_are_read_as_before_and_come_back_with_spark():
+    async def act(stage):
+        schemas, columns = stage.client.schemas, pa.schema([("a", pa.int32())])
+        version = await schemas.register(stage.topic, columns)
+        assert await schemas.delete_for_clients(stage.topic, erase=True) == 0
+        after = await schemas.of(stage.topic)
+        assert after.head.takes_bytes and after.client_versions == ()
+        assert after.versions == (version,) and after.client_version(0) is None
+        assert await schemas.register(stage.topic, columns) == version
+        (again,) = (await schemas.of(stage.topic)).client_versions
+        assert again == await schemas.client_version(stage.topic, 0)
 
     play(act)
 
@@ -358,7 +398,9 @@ def test_columns_of_spark_come_after_a_clients_version_and_then_clients_declare_
         assert await produced(client, AVRO, fields(A, B_OR_0)) == ServerError.INCOMPATIBLE_SCHEMA
         current = await schemas.of(stage.topic)
         assert [v.number for v in current.versions] == [2]
-        assert [v.number for v in current.client_versions] == [0]
+        assert [(v.number, v.of_columns) for v in current.client_versions] == [
+            *((0, False), (1, True))
+        ]
         await schemas.withdraw(stage.topic)
         assert await produced(client, AVRO, fields(A, B_OR_0)) == number(2)
         await client.broker.close()

@@ -37,6 +37,7 @@ def pair(key, value, encoding="INLINE"):
     )
 
 
+EMPTY_PAIR = struct.pack(">ii", 0, 0)
 A, B = field("a"), field("b")
 B_OR_0 = field("b", default=0)
 ONE, TWO, TWO_DEFAULT = record(A), record(A, B), record(A, B_OR_0)
@@ -102,20 +103,31 @@ def test_data_that_is_no_schema_of_avro_is_refused_with_the_reason(kind, data):
 
 
 @pytest.mark.parametrize(
+    ("data", "properties", "reason"),
+    [
+        (b"", {}, "it ends before the length of the key"),
+        (struct.pack(">i", 0) + b"xx", {}, "it ends before the length of the value"),
+        (struct.pack(">ii", 5, 0), {}, "a key of 5 bytes does not fit into the 4 left"),
+        (struct.pack(">ii", 0, 0) + b"x", {}, "1 bytes follow the value"),
+        (EMPTY_PAIR, {"key.schema.type": "ROMAN"}, "the type 'ROMAN' is none that a key may have"),
+        (EMPTY_PAIR, {"value.schema.type": "KEY_VALUE"}, "'KEY_VALUE' is none that a value may"),
+    ],
+)
+def test_a_key_and_value_that_are_not_whole_are_refused_with_the_reason(data, properties, reason):
+    with pytest.raises(errors.SchemaUnreadable, match=reason):
+        client_schemas.check(ClientSchema(T.KEY_VALUE, data, properties))
+
+
+@pytest.mark.parametrize(
     "schema",
     [
-        ClientSchema(T.KEY_VALUE, b""),
-        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 5, 0)),
-        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 0, 0) + b"x"),
-        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 0, 0), {"key.schema.type": "ROMAN"}),
-        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 0, 0), {"key.schema.type": "KEY_VALUE"}),
         pair(ClientSchema(T.INT32), ClientSchema(T.JSON, b"{")),
         ClientSchema(T.STRING, bytes(200 << 10)),
         ClientSchema(T.STRING, properties={"a": "b" * (70 << 10)}),
         ClientSchema(T.STRING, name="n" * 2000),
     ],
 )
-def test_a_key_and_value_that_are_not_whole_and_what_is_too_large_are_refused(schema):
+def test_a_key_and_value_that_are_no_schemas_and_what_is_too_large_are_refused(schema):
     with pytest.raises(errors.SchemaUnreadable):
         client_schemas.check(schema)
 
@@ -191,9 +203,43 @@ def test_the_reason_names_the_version_and_the_field():
     versions = [ClientVersion(0, TWO_DEFAULT), ClientVersion(1, ONE)]
     why = producer_misfit(TWO, versions, Strategy.FULL)
     assert why is not None and "cannot read values of version 1" in why
-    assert "reader field missing default value" in why and "b" in why
+    assert "field 'b' is not in the values, and has no default" in why
     why = producer_misfit(ONE, [ClientVersion(7, TWO)], Strategy.FORWARD)
     assert why is not None and why.startswith("version 7 cannot read values of the new schema")
+
+
+INNER = {"type": "record", "name": "Inner", "fields": [field("x", ["null", "int"])]}
+OTHER_INNER = {"type": "record", "name": "Inner", "fields": [field("x", "string")]}
+LIST = {"type": "array", "items": "int"}
+MAP = {"type": "map", "values": LIST}
+ITSELF = field("next", ["null", "Flight"])
+
+
+@pytest.mark.parametrize(
+    ("values", "reader", "reason"),
+    [
+        (A, field("a", "string"), "field 'a' is string for the reader, int in the values"),
+        (field("a", ["null", "int"]), A, "'a' is int for the reader, null or int in the values"),
+        (field("s", INNER), field("s", OTHER_INNER), "'s.x' is string for the reader, null or int"),
+        (field("l", LIST), field("l", {**LIST, "items": "string"}), "'l[]' is string for"),
+        (field("m", MAP), field("m", {"type": "map", "values": "int"}), "'m{}' is int for"),
+        (B, A, "field 'a' is not in the values, and has no default for the reader"),
+    ],
+)
+def test_the_reason_has_the_place_and_the_types(values, reader, reason):
+    versions = [ClientVersion(0, record(ITSELF, values))]
+    assert reason in (producer_misfit(record(ITSELF, reader), versions, Strategy.BACKWARD) or "")
+
+
+def test_names_of_records_count_but_not_beside_columns_of_spark():
+    inner = {"type": "record", "name": "Inner", "fields": [A]}
+    columns = record(field("s", ["null", inner]), kind=T.JSON, name="row")
+    named = record(field("s", ["null", {**inner, "name": "Place"}]), kind=T.JSON)
+    for misfit in (producer_misfit, consumer_misfit):
+        assert misfit(named, [ClientVersion(0, columns, of_columns=True)], Strategy.FULL) is None
+        assert "record Inner in the" in (
+            misfit(named, [ClientVersion(0, columns)], Strategy.FULL) or ""
+        )
 
 
 def test_a_consumer_must_read_what_the_topic_has_and_may_lack_fields():

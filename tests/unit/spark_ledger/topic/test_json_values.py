@@ -1,6 +1,7 @@
 import datetime
 import decimal
 import json
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.json_values import (
     check_schema,
     decode_json,
-    encode_for_display,
+    encode_for_clients,
     encode_json,
 )
 
@@ -60,24 +61,29 @@ def test_a_row_is_an_object_of_its_columns_without_the_null_ones():
     assert json.loads(found[2].as_py())["st"] == {}
 
 
-def test_who_only_looks_at_rows_is_shown_what_has_no_form_in_json():
+def test_clients_get_what_has_no_form_in_json_as_text():
     pairs = pa.array([[("k", b"q")], None, []], pa.map_(pa.string(), pa.binary()))
     floats = [float("nan"), float("-inf"), 0.5]
     batch = pa.RecordBatch.from_pydict(
         {"b": [b"\x00q", None, b""], "m": pairs, "f": floats, "l": [[float("inf")], None, []]}
     )
 
-    assert [json.loads(text) for text in encode_for_display(batch).to_pylist()] == [
-        {"b": "AHE=", "m": [{"key": "k", "value": "cQ=="}], "f": "NaN", "l": ["Infinity"]},
+    rows = encode_for_clients(batch).to_pylist()
+
+    assert [json.loads(text) for text in rows] == [
+        {"b": "AHE=", "m": {"k": "cQ=="}, "f": "NaN", "l": ["Infinity"]},
         {"f": "-Infinity"},
-        {"b": "", "m": [], "f": 0.5, "l": []},
+        {"b": "", "m": {}, "f": 0.5, "l": []},
     ]
-    assert (
-        encode_for_display(batch.slice(1)).to_pylist() == encode_for_display(batch).to_pylist()[1:]
-    )
-    assert encode_for_display(pa.RecordBatch.from_pydict(ROWS)) == encode_json(
-        pa.RecordBatch.from_pydict(ROWS)
-    )
+    assert encode_for_clients(batch.slice(1)).to_pylist() == rows[1:]
+
+
+def test_clients_get_decimals_as_text_and_all_else_as_spark_writes_json():
+    rows = encode_for_clients(pa.RecordBatch.from_pydict(ROWS)).to_pylist()
+    as_written = encode_json(pa.RecordBatch.from_pydict(ROWS)).to_pylist()
+
+    assert rows == [re.sub(rb'"dec":([-0-9.]+)', rb'"dec":"\1"', text) for text in as_written]
+    assert rows != as_written
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
@@ -272,12 +278,12 @@ import sys
 import numpy as np
 import pyarrow as pa
 from spark_ledger.topic.entry.arrow_arrays import of_list
-from spark_ledger.topic.entry.json_values import decode_json, encode_for_display
+from spark_ledger.topic.entry.json_values import decode_json, encode_for_clients
 kinds = {"n": (pa.float64(), [1.5, float("nan"), None]), "t": (pa.string(), ["a", '"', None])}
 kinds |= {"l": (pa.list_(pa.string()), [["x"], [], None])}
 kinds |= {"s": (pa.struct([("i", pa.int64())]), [{"i": 1}, {"i": None}, None])}
 columns = [of_list(values, kind) for kind, values in kinds.values()]
-rows = encode_for_display(pa.RecordBatch.from_arrays(columns, names=list(kinds)))
+rows = encode_for_clients(pa.RecordBatch.from_arrays(columns, names=list(kinds)))
 assert rows[0].as_py() == b'{"n":1.5,"t":"a","l":["x"],"s":{"i":1}}', rows
 assert rows[1].as_py() == b'{"n":"NaN","t":"\\\\"","l":[],"s":{}}', rows
 decode_json(rows.slice(0, 1), pa.schema([("t", pa.string())]))
