@@ -3,6 +3,7 @@
     python benchmarks/subscription_costs.py idle            10,000 without a consumer, one topic
     python benchmarks/subscription_costs.py idle --topics 100
     python benchmarks/subscription_costs.py partitions      1,000 partitions, the broker is killed
+    python benchmarks/subscription_costs.py partitions --acks 20    with as many acknowledgements
     python benchmarks/subscription_costs.py holes           1,000 subscriptions with 1 M holes
     python benchmarks/subscription_costs.py move            acknowledgements beside a planned move
     python benchmarks/subscription_costs.py rates           requests a minute for acknowledgements
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.broker_socket import batch_of
-from benchmarks.processes import cpu_s, memory_mib
+from benchmarks.processes import below, cpu_s, memory_mib
 from benchmarks.socket_client import SocketClient
 from spark_ledger.broker.wire.commands import MessageId
 from spark_ledger.local import LocalCluster
@@ -225,8 +226,8 @@ class Clients(NamedTuple):
 KINDS = (Clients(True, False), Clients(True, True), Clients(False, False), Clients(False, True))
 
 
-def partitions_taken_over(count: int, topics: int, rounds: int) -> None:
-    for clients in KINDS * rounds:
+def partitions_taken_over(count: int, topics: int, rounds: int, acks: int, kinds: str) -> None:
+    for clients in [KINDS[int(kind)] for kind in kinds] * rounds:
         with world() as made:
             first = made.broker()
             each = count // topics
@@ -235,35 +236,46 @@ def partitions_taken_over(count: int, topics: int, rounds: int) -> None:
                 for topic in [made.topic(each) for _ in range(topics)]
                 for name in partition_names(topic, each)
             ]
-            asyncio.run(fill(first.url, names, 3))
-            took = asyncio.run(killed(made, first, names, clients))
+            asyncio.run(fill(first.url, names, acks + 2))
+            took, cpu = asyncio.run(killed(made, first, names, clients, acks))
             print(
-                f"{count} partitions of {topics} topics, each with {clients}: all served"
-                f" {took:.2f} s after the kill",
+                f"{count} partitions of {topics} topics, each with {clients} and {acks}"
+                f" acknowledgements: all served {took:.2f} s after the kill; ms of a processor a"
+                f" partition: {', '.join(f'{1e3 * each / count:.2f}' for each in cpu)}",
                 flush=True,
             )
 
 
-async def killed(made: World, first: LocalBroker, names: list[str], clients: Clients) -> float:
+async def killed(
+    made: World, first: LocalBroker, names: list[str], clients: Clients, acks: int
+) -> tuple[float, list[float]]:
     """Seconds from the kill until each client was served by the other broker: a consumer has a
-    message, and a producer a receipt."""
+    message, and a producer a receipt. And seconds of a processor in that time: of the broker,
+    ZooKeeper, the bookies and this process."""
     client = await SocketClient.connected(first.url)
 
     async def begin(number: int, name: str) -> None:
-        consumed = Consumed(3)
-        await client.subscribe(name, f"s-{number}", number, consumed, 10, **clients.fields)
+        consumed = Consumed(acks + 2)
+        await client.subscribe(name, f"s-{number}", number, consumed, acks + 2, **clients.fields)
         await consumed.done
-        if clients.subscribes:
-            await client.acknowledge(number, [consumed.ids[min(consumed.ids) + 1]])
+        for offset in sorted(consumed.ids)[1:-1] if clients.subscribes else ():
+            await client.acknowledge(number, [consumed.ids[offset]])
 
     await call_many([lambda n=n, name=name: begin(n, name) for n, name in enumerate(names)])
     second = await asyncio.to_thread(made.broker)
     await asyncio.sleep(5)
-    began_s = time.monotonic()
+    began_s, cpu_before = time.monotonic(), cpu_of(made, second)
     first.kill()
     await client.close()
     await served(second.url, names, clients)
-    return time.monotonic() - began_s
+    took_s, cpu_after = time.monotonic() - began_s, cpu_of(made, second)
+    return took_s, [after - before for before, after in zip(cpu_before, cpu_after, strict=True)]
+
+
+def cpu_of(made: World, broker: LocalBroker) -> list[float]:
+    keeper = made.cluster.zookeeper.pid or 0
+    pids = [[broker.pid], [*below(keeper)], [bookie.pid for bookie in made.cluster.bookies]]
+    return [*(sum(cpu_s(pid) for pid in of if pid) for of in pids), time.process_time()]
 
 
 async def served(url: str, names: list[str], clients: Clients) -> None:
@@ -547,11 +559,15 @@ def main() -> None:
     parser.add_argument("--topics", type=int)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--acks", type=int, default=1, help="partitions: in each of them")
+    parser.add_argument("--kinds", default="0123", help="partitions: which of KINDS")
     given = parser.parse_args()
     if given.part == "idle":
         idle(given.count or 10_000, given.topics or 1, given.seconds)
     elif given.part == "partitions":
-        partitions_taken_over(given.count or 1_000, given.topics or 10, given.rounds)
+        partitions_taken_over(
+            given.count or 1_000, given.topics or 10, given.rounds, given.acks, given.kinds
+        )
     elif given.part == "holes":
         holes(given.count or 1_000, 1_000, given.rounds)
     elif given.part == "move":

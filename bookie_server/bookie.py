@@ -19,6 +19,7 @@ from typing import Any
 from bookie_server import __version__
 from bookie_server.add import Adder
 from bookie_server.api import messages as m
+from bookie_server.api.codec import ENTRY_ID_MAX
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
@@ -304,6 +305,10 @@ class Bookie:
         self.responses.take(bytes_max, caller)  # the size is known only after the read
         try:
             ids = ids_in(request.spans, RESULTS_MAX)
+            if request.tail_entries:
+                last = max(request.first_entry - 1, handle.last_entry)
+                first = max(request.first_entry, last - request.tail_entries + 1)
+                ids = range(first, min(last + 1, ENTRY_ID_MAX) + 1)
             locate = request.locations and not request.fence
             outcome = await self._look(request.ledger_id, ids, max(bytes_max, 1), locate=locate)
             if request.fence:  # the entries of the response count as copies
@@ -332,10 +337,18 @@ class Bookie:
     ) -> m.ReadResponse:
         # a node responds *no such entry* only if it is certain
         absent = m.EntryResult(absence(self.storage.limbo(handle.ledger_id)))
+        end = ids[-1] if request.tail_entries else request.spans[-1][1]
+        is_whole = outcome.known_through >= end
+        stop = StopReason.END_OF_RANGE if is_whole else StopReason.BYTE_LIMIT
+        last_stored = max(outcome.entries, default=NO_ENTRY)
         results: list[m.EntryResult] = []
         for entry_id in ids:
             entry = outcome.entries.get(entry_id)
             if entry_id > outcome.known_through:
+                break
+            if request.tail_entries and is_whole and entry_id > last_stored:
+                results.append(absent)
+                stop = StopReason.REST_IS_ABSENT
                 break
             if entry is None:
                 results.append(absent)
@@ -345,13 +358,8 @@ class Bookie:
                 results.append(m.EntryResult(Status.OK, location=entry))
             else:
                 results.append(m.EntryResult(Status.OK, entry))
-        is_whole = outcome.known_through >= request.spans[-1][1]
-        return m.ReadResponse(
-            Status.OK,
-            results,
-            handle.last_add_confirmed,
-            StopReason.END_OF_RANGE if is_whole else StopReason.BYTE_LIMIT,
-        )
+        lac, skipped = handle.last_add_confirmed, ids[0] - request.first_entry
+        return m.ReadResponse(Status.OK, results, lac, stop, skipped=skipped)
 
     async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
         """The entries that cache and index have, once they are durable: the caller counts them as

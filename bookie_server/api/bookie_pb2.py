@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ookie_server/api/bookie.proto\x12\x16spark_ledger.bookie.v1\"5\n\x03\x41\x64\x64\x12\x10\n\x08recovery\x18\x01 \x01(\x08\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x03 \x01(\x0c\"J\n\nAddRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12)\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x1b.spark_ledger.bookie.v1.Add\"c\n\tAddResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x0b\x41\x64\x64Response\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.spark_ledger.bookie.v1.AddResult\"\xc0\x01\n\x0bReadRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x06 \x01(\x08\x12\r\n\x05token\x18\x07 \x01(\x0c\x12\x0f\n\x07\x66urther\x18\x08 \x03(\x04\x12\x11\n\tlocations\x18\t \x01(\x08\x12\r\n\x05\x61head\x18\n \x03(\x04\"W\n\rEntryLocation\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x13\n\x0b\x65ntry_bytes\x18\x04 \x01(\r\"\x85\x01\n\x0b\x45ntryResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\x12\x37\n\x08location\x18\x03 \x01(\x0b\x32%.spark_ledger.bookie.v1.EntryLocation\"\xa0\x02\n\x0cReadResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x34\n\x07results\x18\x05 \x03(\x0b\x32#.spark_ledger.bookie.v1.EntryResult\x12\x30\n\x04stop\x18\x06 \x01(\x0e\x32\".spark_ledger.bookie.v1.StopReason\x12\x34\n\x05\x61head\x18\x07 \x03(\x0b\x32%.spark_ledger.bookie.v1.EntryLocation\"\\\n\x11ReadStreamRequest\x12\x31\n\x04read\x18\x01 \x01(\x0b\x32#.spark_ledger.bookie.v1.ReadRequest\x12\x14\n\x0c\x63redit_bytes\x18\x02 \x01(\x04\"{\n\x0eReadLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x08\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x14\n\x0cprevious_lac\x18\x05 \x01(\x12\x12\x0f\n\x07wait_ms\x18\x06 \x01(\r\"\xa4\x01\n\x0fReadLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\r\n\x05taken\x18\x06 \x01(\x04\"b\n\x0fWriteLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x03 \x01(\x12\x12\r\n\x05token\x18\x04 \x01(\x0c\"j\n\x10WriteLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"i\n\x11\x43learLimboRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\r\n\x05\x63lear\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x04\"\x8d\x01\n\x12\x43learLimboResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05limbo\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\"m\n\rStoredRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\r\n\x05token\x18\x05 \x01(\x0c\"\x89\x01\n\x0eStoredResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07through\x18\x04 \x01(\x12\x12\x0e\n\x06stored\x18\x05 \x03(\x04\" \n\x0bInfoRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\"s\n\rDirectoryInfo\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x05 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\"\xb8\x02\n\x0cInfoResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x11\n\tbookie_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nfree_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07ledgers\x18\x07 \x01(\x04\x12\x17\n\x0f\x65ntry_bytes_max\x18\x08 \x01(\r\x12\x0f\n\x07version\x18\t \x01(\t\x12:\n\x0b\x64irectories\x18\n \x03(\x0b\x32%.spark_ledger.bookie.v1.DirectoryInfo\x12\x15\n\rlimbo_ledgers\x18\x0b \x01(\x04\x12\x0f\n\x07reclaim\x18\x0c \x01(\t*\xb1\x02\n\x06Status\x12\x06\n\x02OK\x10\x00\x12\x11\n\rNO_SUCH_ENTRY\x10\x01\x12\x12\n\x0eNO_SUCH_LEDGER\x10\x02\x12\n\n\x06\x46\x45NCED\x10\x03\x12\x10\n\x0cUNAUTHORIZED\x10\x04\x12\x10\n\x0cWRONG_BOOKIE\x10\x05\x12\x08\n\x04\x42USY\x10\x06\x12\r\n\tREAD_ONLY\x10\x07\x12\x0c\n\x08IO_ERROR\x10\x08\x12\t\n\x05LIMBO\x10\t\x12\x0e\n\nBAD_DIGEST\x10\n\x12\x15\n\x11\x43ONFLICTING_ENTRY\x10\x0b\x12\r\n\tTOO_LARGE\x10\x0c\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\r\x12\x12\n\x0eLEDGER_DELETED\x10\x0e\x12\x11\n\rSHUTTING_DOWN\x10\x0f\x12\x18\n\x14METADATA_UNAVAILABLE\x10\x10\x12\x0e\n\nLIMBO_TORN\x10\x11*.\n\nStopReason\x12\x10\n\x0c\x45ND_OF_RANGE\x10\x00\x12\x0e\n\nBYTE_LIMIT\x10\x01\x32\xda\x05\n\x06\x42ookie\x12N\n\x03\x41\x64\x64\x12\".spark_ledger.bookie.v1.AddRequest\x1a#.spark_ledger.bookie.v1.AddResponse\x12Q\n\x04Read\x12#.spark_ledger.bookie.v1.ReadRequest\x1a$.spark_ledger.bookie.v1.ReadResponse\x12\x61\n\nReadStream\x12).spark_ledger.bookie.v1.ReadStreamRequest\x1a$.spark_ledger.bookie.v1.ReadResponse(\x01\x30\x01\x12Z\n\x07ReadLac\x12&.spark_ledger.bookie.v1.ReadLacRequest\x1a\'.spark_ledger.bookie.v1.ReadLacResponse\x12]\n\x08WriteLac\x12\'.spark_ledger.bookie.v1.WriteLacRequest\x1a(.spark_ledger.bookie.v1.WriteLacResponse\x12\x63\n\nClearLimbo\x12).spark_ledger.bookie.v1.ClearLimboRequest\x1a*.spark_ledger.bookie.v1.ClearLimboResponse\x12Q\n\x04Info\x12#.spark_ledger.bookie.v1.InfoRequest\x1a$.spark_ledger.bookie.v1.InfoResponse\x12W\n\x06Stored\x12%.spark_ledger.bookie.v1.StoredRequest\x1a&.spark_ledger.bookie.v1.StoredResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ookie_server/api/bookie.proto\x12\x16spark_ledger.bookie.v1\"5\n\x03\x41\x64\x64\x12\x10\n\x08recovery\x18\x01 \x01(\x08\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x03 \x01(\x0c\"J\n\nAddRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12)\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x1b.spark_ledger.bookie.v1.Add\"c\n\tAddResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x0b\x41\x64\x64Response\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.spark_ledger.bookie.v1.AddResult\"\xd6\x01\n\x0bReadRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x06 \x01(\x08\x12\r\n\x05token\x18\x07 \x01(\x0c\x12\x0f\n\x07\x66urther\x18\x08 \x03(\x04\x12\x11\n\tlocations\x18\t \x01(\x08\x12\r\n\x05\x61head\x18\n \x03(\x04\x12\x14\n\x0ctail_entries\x18\x0b \x01(\r\"W\n\rEntryLocation\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x13\n\x0b\x65ntry_bytes\x18\x04 \x01(\r\"\x85\x01\n\x0b\x45ntryResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\x12\x37\n\x08location\x18\x03 \x01(\x0b\x32%.spark_ledger.bookie.v1.EntryLocation\"\xb1\x02\n\x0cReadResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x34\n\x07results\x18\x05 \x03(\x0b\x32#.spark_ledger.bookie.v1.EntryResult\x12\x30\n\x04stop\x18\x06 \x01(\x0e\x32\".spark_ledger.bookie.v1.StopReason\x12\x34\n\x05\x61head\x18\x07 \x03(\x0b\x32%.spark_ledger.bookie.v1.EntryLocation\x12\x0f\n\x07skipped\x18\x08 \x01(\x04\"\\\n\x11ReadStreamRequest\x12\x31\n\x04read\x18\x01 \x01(\x0b\x32#.spark_ledger.bookie.v1.ReadRequest\x12\x14\n\x0c\x63redit_bytes\x18\x02 \x01(\x04\"{\n\x0eReadLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x08\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x14\n\x0cprevious_lac\x18\x05 \x01(\x12\x12\x0f\n\x07wait_ms\x18\x06 \x01(\r\"\xa4\x01\n\x0fReadLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\r\n\x05taken\x18\x06 \x01(\x04\"b\n\x0fWriteLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x03 \x01(\x12\x12\r\n\x05token\x18\x04 \x01(\x0c\"j\n\x10WriteLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"i\n\x11\x43learLimboRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\r\n\x05\x63lear\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x04\"\x8d\x01\n\x12\x43learLimboResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05limbo\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\"m\n\rStoredRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\r\n\x05token\x18\x05 \x01(\x0c\"\x89\x01\n\x0eStoredResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07through\x18\x04 \x01(\x12\x12\x0e\n\x06stored\x18\x05 \x03(\x04\" \n\x0bInfoRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\"s\n\rDirectoryInfo\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x05 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\"\xb8\x02\n\x0cInfoResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x11\n\tbookie_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nfree_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07ledgers\x18\x07 \x01(\x04\x12\x17\n\x0f\x65ntry_bytes_max\x18\x08 \x01(\r\x12\x0f\n\x07version\x18\t \x01(\t\x12:\n\x0b\x64irectories\x18\n \x03(\x0b\x32%.spark_ledger.bookie.v1.DirectoryInfo\x12\x15\n\rlimbo_ledgers\x18\x0b \x01(\x04\x12\x0f\n\x07reclaim\x18\x0c \x01(\t*\xb1\x02\n\x06Status\x12\x06\n\x02OK\x10\x00\x12\x11\n\rNO_SUCH_ENTRY\x10\x01\x12\x12\n\x0eNO_SUCH_LEDGER\x10\x02\x12\n\n\x06\x46\x45NCED\x10\x03\x12\x10\n\x0cUNAUTHORIZED\x10\x04\x12\x10\n\x0cWRONG_BOOKIE\x10\x05\x12\x08\n\x04\x42USY\x10\x06\x12\r\n\tREAD_ONLY\x10\x07\x12\x0c\n\x08IO_ERROR\x10\x08\x12\t\n\x05LIMBO\x10\t\x12\x0e\n\nBAD_DIGEST\x10\n\x12\x15\n\x11\x43ONFLICTING_ENTRY\x10\x0b\x12\r\n\tTOO_LARGE\x10\x0c\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\r\x12\x12\n\x0eLEDGER_DELETED\x10\x0e\x12\x11\n\rSHUTTING_DOWN\x10\x0f\x12\x18\n\x14METADATA_UNAVAILABLE\x10\x10\x12\x0e\n\nLIMBO_TORN\x10\x11*B\n\nStopReason\x12\x10\n\x0c\x45ND_OF_RANGE\x10\x00\x12\x0e\n\nBYTE_LIMIT\x10\x01\x12\x12\n\x0eREST_IS_ABSENT\x10\x02\x32\xda\x05\n\x06\x42ookie\x12N\n\x03\x41\x64\x64\x12\".spark_ledger.bookie.v1.AddRequest\x1a#.spark_ledger.bookie.v1.AddResponse\x12Q\n\x04Read\x12#.spark_ledger.bookie.v1.ReadRequest\x1a$.spark_ledger.bookie.v1.ReadResponse\x12\x61\n\nReadStream\x12).spark_ledger.bookie.v1.ReadStreamRequest\x1a$.spark_ledger.bookie.v1.ReadResponse(\x01\x30\x01\x12Z\n\x07ReadLac\x12&.spark_ledger.bookie.v1.ReadLacRequest\x1a\'.spark_ledger.bookie.v1.ReadLacResponse\x12]\n\x08WriteLac\x12\'.spark_ledger.bookie.v1.WriteLacRequest\x1a(.spark_ledger.bookie.v1.WriteLacResponse\x12\x63\n\nClearLimbo\x12).spark_ledger.bookie.v1.ClearLimboRequest\x1a*.spark_ledger.bookie.v1.ClearLimboResponse\x12Q\n\x04Info\x12#.spark_ledger.bookie.v1.InfoRequest\x1a$.spark_ledger.bookie.v1.InfoResponse\x12W\n\x06Stored\x12%.spark_ledger.bookie.v1.StoredRequest\x1a&.spark_ledger.bookie.v1.StoredResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bookie_server.api.bookie_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=2631
-  _globals['_STATUS']._serialized_end=2936
-  _globals['_STOPREASON']._serialized_start=2938
-  _globals['_STOPREASON']._serialized_end=2984
+  _globals['_STATUS']._serialized_start=2670
+  _globals['_STATUS']._serialized_end=2975
+  _globals['_STOPREASON']._serialized_start=2977
+  _globals['_STOPREASON']._serialized_end=3043
   _globals['_ADD']._serialized_start=58
   _globals['_ADD']._serialized_end=111
   _globals['_ADDREQUEST']._serialized_start=113
@@ -44,37 +44,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDRESPONSE']._serialized_start=290
   _globals['_ADDRESPONSE']._serialized_end=355
   _globals['_READREQUEST']._serialized_start=358
-  _globals['_READREQUEST']._serialized_end=550
-  _globals['_ENTRYLOCATION']._serialized_start=552
-  _globals['_ENTRYLOCATION']._serialized_end=639
-  _globals['_ENTRYRESULT']._serialized_start=642
-  _globals['_ENTRYRESULT']._serialized_end=775
-  _globals['_READRESPONSE']._serialized_start=778
-  _globals['_READRESPONSE']._serialized_end=1066
-  _globals['_READSTREAMREQUEST']._serialized_start=1068
-  _globals['_READSTREAMREQUEST']._serialized_end=1160
-  _globals['_READLACREQUEST']._serialized_start=1162
-  _globals['_READLACREQUEST']._serialized_end=1285
-  _globals['_READLACRESPONSE']._serialized_start=1288
-  _globals['_READLACRESPONSE']._serialized_end=1452
-  _globals['_WRITELACREQUEST']._serialized_start=1454
-  _globals['_WRITELACREQUEST']._serialized_end=1552
-  _globals['_WRITELACRESPONSE']._serialized_start=1554
-  _globals['_WRITELACRESPONSE']._serialized_end=1660
-  _globals['_CLEARLIMBOREQUEST']._serialized_start=1662
-  _globals['_CLEARLIMBOREQUEST']._serialized_end=1767
-  _globals['_CLEARLIMBORESPONSE']._serialized_start=1770
-  _globals['_CLEARLIMBORESPONSE']._serialized_end=1911
-  _globals['_STOREDREQUEST']._serialized_start=1913
-  _globals['_STOREDREQUEST']._serialized_end=2022
-  _globals['_STOREDRESPONSE']._serialized_start=2025
-  _globals['_STOREDRESPONSE']._serialized_end=2162
-  _globals['_INFOREQUEST']._serialized_start=2164
-  _globals['_INFOREQUEST']._serialized_end=2196
-  _globals['_DIRECTORYINFO']._serialized_start=2198
-  _globals['_DIRECTORYINFO']._serialized_end=2313
-  _globals['_INFORESPONSE']._serialized_start=2316
-  _globals['_INFORESPONSE']._serialized_end=2628
-  _globals['_BOOKIE']._serialized_start=2987
-  _globals['_BOOKIE']._serialized_end=3717
+  _globals['_READREQUEST']._serialized_end=572
+  _globals['_ENTRYLOCATION']._serialized_start=574
+  _globals['_ENTRYLOCATION']._serialized_end=661
+  _globals['_ENTRYRESULT']._serialized_start=664
+  _globals['_ENTRYRESULT']._serialized_end=797
+  _globals['_READRESPONSE']._serialized_start=800
+  _globals['_READRESPONSE']._serialized_end=1105
+  _globals['_READSTREAMREQUEST']._serialized_start=1107
+  _globals['_READSTREAMREQUEST']._serialized_end=1199
+  _globals['_READLACREQUEST']._serialized_start=1201
+  _globals['_READLACREQUEST']._serialized_end=1324
+  _globals['_READLACRESPONSE']._serialized_start=1327
+  _globals['_READLACRESPONSE']._serialized_end=1491
+  _globals['_WRITELACREQUEST']._serialized_start=1493
+  _globals['_WRITELACREQUEST']._serialized_end=1591
+  _globals['_WRITELACRESPONSE']._serialized_start=1593
+  _globals['_WRITELACRESPONSE']._serialized_end=1699
+  _globals['_CLEARLIMBOREQUEST']._serialized_start=1701
+  _globals['_CLEARLIMBOREQUEST']._serialized_end=1806
+  _globals['_CLEARLIMBORESPONSE']._serialized_start=1809
+  _globals['_CLEARLIMBORESPONSE']._serialized_end=1950
+  _globals['_STOREDREQUEST']._serialized_start=1952
+  _globals['_STOREDREQUEST']._serialized_end=2061
+  _globals['_STOREDRESPONSE']._serialized_start=2064
+  _globals['_STOREDRESPONSE']._serialized_end=2201
+  _globals['_INFOREQUEST']._serialized_start=2203
+  _globals['_INFOREQUEST']._serialized_end=2235
+  _globals['_DIRECTORYINFO']._serialized_start=2237
+  _globals['_DIRECTORYINFO']._serialized_end=2352
+  _globals['_INFORESPONSE']._serialized_start=2355
+  _globals['_INFORESPONSE']._serialized_end=2667
+  _globals['_BOOKIE']._serialized_start=3046
+  _globals['_BOOKIE']._serialized_end=3776
 # @@protoc_insertion_point(module_scope)

@@ -291,13 +291,13 @@ def _encode_read_response(response: m.ReadResponse) -> Sequence[Buffer]:
         out.append(bytes_head(5, len(prefix) + length) + prefix)
         out.append(result.entry)
     ahead = (bytes_field(7, _encode_generated(at)) for at in response.ahead)
-    out.append(int_field(6, response.stop) + b"".join(ahead))
+    out.append(int_field(6, response.stop) + b"".join(ahead) + int_field(8, response.skipped))
     return out
 
 
 def _decode_read_response(data: memoryview) -> m.ReadResponse:
     status, retry, reason, lac = Status.OK, 0, "", 0
-    results, stop, ahead = [], StopReason.END_OF_RANGE, []
+    results, stop, ahead, skipped = [], StopReason.END_OF_RANGE, [], 0
     for number, value in fields_of(data):
         if number == 5:
             results.append(_decode_entry_result(value))
@@ -313,7 +313,9 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
             lac = unzigzag(value)
         elif number == 6:
             stop = _STOPS[value]
-    return m.ReadResponse(status, results, lac, stop, retry, reason, ahead)
+        elif number == 8:
+            skipped = value
+    return m.ReadResponse(status, results, lac, stop, retry, reason, ahead, skipped)
 
 
 def _decode_entry_result(data: memoryview) -> m.EntryResult:

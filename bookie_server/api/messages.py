@@ -63,6 +63,7 @@ class ReadRequest(NamedTuple):
     further: Sequence[Span] = ()
     locations: bool = False
     ahead: Sequence[Span] = ()
+    tail_entries: int = 0
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -103,6 +104,17 @@ class ReadResponse(NamedTuple):
     retry_after_ms: int = 0
     reason: str = ""
     ahead: Sequence[EntryLocation] = ()
+    skipped: int = 0
+
+    def result(self, at: int) -> EntryResult | None:
+        """The result of the entry at this place of the request, counted from 0; None if the
+        response has no result for the entry."""
+        at -= self.skipped
+        if 0 <= at < len(self.results):
+            return self.results[at]
+        if at < 0 or not self.results or self.stop is not StopReason.REST_IS_ABSENT:
+            return None
+        return self.results[-1] if self.results[-1].status is not Status.OK else None
 
 
 class ReadStreamRequest(NamedTuple):

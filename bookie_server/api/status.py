@@ -62,3 +62,4 @@ class StopReason(IntEnum):
 
     END_OF_RANGE = 0
     BYTE_LIMIT = 1
+    REST_IS_ABSENT = 2

@@ -367,14 +367,17 @@ class BookieClient:
         further: Sequence[Span] = (),
         locations: Locations | None = None,
         ahead: EntryIds = (),
+        tail_entries: int = 0,
     ) -> ReadResponse:
         """The entries from first to last, both included, and then those of the `further` spans, in
         rising order; the response ends where it would exceed `max_bytes`. `locations` is a map that
         the caller keeps from read to read: with it the client reads entries from the bookie's files
         if they are on this host, and the bookie also locates the entries `ahead`, which the caller
-        will read later (LocalReads.read)."""
+        will read later (LocalReads.read). With `tail_entries` a bookie that knows this field sends
+        the last so many entries that it has, from `first_entry` on."""
         request = ReadRequest(
-            bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
+            *(bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further),
+            tail_entries=tail_entries,
         )
 
         async def ask(request: ReadRequest) -> ReadResponse:

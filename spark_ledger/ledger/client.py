@@ -185,20 +185,21 @@ class LedgerStore:
         recover: bool,
         password: bytes = b"",
         min_version: int | None = None,
-        short: bool = False,
+        small: bool = False,
     ) -> AsyncLedgerReader:
         """A reader of the ledger. With `recover` the ledger is fenced and closed first: its
         writer can add nothing more, and the reader sees every entry that the ledger will ever have.
-        `short`: it probably has few and small entries, which are then read with the fence.
+        `small`: its entries are small, so the last of them are read with the fence.
 
         Without `recover` the record is not older than this call or, with `min_version`, than that
         version. Raises what `recover` and `record` raise.
         """
+        tokens = derive(password)
         if recover:
-            versioned, last_entry = await self._recovered(ledger_id, derive(password), short=short)
+            recovered = await self._recovered(ledger_id, tokens, small=small)
         else:
-            versioned, last_entry = await self._record_since(ledger_id, min_version), None
-        return AsyncLedgerReader(self.cluster, versioned, derive(password), last_entry)
+            recovered = Recovered(await self._record_since(ledger_id, min_version))
+        return AsyncLedgerReader(self.cluster, recovered.versioned, tokens, recovered.entries)
 
     async def recover(
         self,
@@ -220,10 +221,10 @@ class LedgerStore:
         return (await self._recovered(ledger_id, tokens or derive(password), gone)).versioned
 
     async def _recovered(
-        self, ledger_id: int, tokens: Tokens, gone: Set[str] = frozenset(), *, short: bool = False
+        self, ledger_id: int, tokens: Tokens, gone: Set[str] = frozenset(), *, small: bool = False
     ) -> Recovered:
         with self._while_open():
-            return await recover(self.cluster, ledger_id, tokens, gone, short=short)
+            return await recover(self.cluster, ledger_id, tokens, gone, small=small)
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         """The ledger's record; with `fresh` not older than this call.

@@ -146,9 +146,8 @@ def judge_response(
     position in the request, counted from 0."""
     if response.status is not Status.OK:
         return recovery_meaning(response.status), DeliveryFailure.of(response)
-    if at >= len(response.results):
+    if (result := response.result(at)) is None:
         return None
-    result = response.results[at]
     if result.status is Status.IO_ERROR:
         return recovery_meaning(result.status), BAD_COPY
     if result.status is not Status.OK:

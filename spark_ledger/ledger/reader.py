@@ -17,9 +17,9 @@ Always true:
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
 from bookie_server.api.messages import EntryIds, as_entry_ids, has_id, ids_from, spans_of
@@ -54,18 +54,18 @@ EntriesOrErrors = AsyncGenerator[tuple[int, Entry | LedgerError], None]
 
 
 class AsyncLedgerReader:
-    """Reads one ledger, open or closed. Made by LedgerStore.open. `last_entry`: the ledger's last
-    entry, if a recovery has read it."""
+    """Reads one ledger, open or closed. Made by LedgerStore.open. `entries`: checked entries of the
+    ledger, by id, which a recovery has read."""
 
     def __init__(
         self,
         cluster: Cluster,
         versioned: VersionedRecord,
         tokens: Tokens,
-        last_entry: Entry | None = None,
+        entries: Mapping[int, Entry] = {},
     ) -> None:
         self.ledger_id = versioned.record.ledger_id
-        self._last_entry = last_entry
+        self._entries = entries
         self._cluster = cluster
         self._view = LedgerView(cluster, versioned, tokens.read)
         self._news_listener = NewsListener(self._view)
@@ -160,8 +160,6 @@ class AsyncLedgerReader:
 
     async def read_entry(self, entry_id: int, *, known_confirmed: int | None = None) -> Entry:
         """One entry. Raises as `read`."""
-        if self._last_entry is not None and self._last_entry.header.entry_id == entry_id:
-            return self._last_entry
         async with aclosing(
             self.read(entry_id, entry_id, known_confirmed=known_confirmed)
         ) as entries:
@@ -297,6 +295,9 @@ class AsyncLedgerReader:
         a stream from one bookie, all other entries come chunk by chunk."""
         if ids:
             await self._check_confirmed(ids[-1], known_confirmed)
+        if run := [self._entries[id_] for id_ in takewhile(self._entries.__contains__, ids)]:
+            yield run
+            ids = ids_from(ids, run[-1].header.entry_id + 1)
         quorum, ahead_bytes = self._view.quorum, self._cluster.config.read_ahead_bytes
         tries, request_bytes = quorum.ensemble_size, self._request_bytes(ahead_bytes)
         while ids:

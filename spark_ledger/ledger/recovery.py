@@ -1,7 +1,7 @@
 """Recovery: fence a ledger, find its end, make the end durable, close it.
 
     mark IN_RECOVERY -> fence the bookies of the last fragment, which respond with their LACs
-    -> read the entries above the highest LAC, and write them back -> CLOSED
+    -> read the entries above the highest LAC, write those back that not all members have -> CLOSED
 
 Always true:
 - recovery decides nothing until the fenced bookies cover the ensemble: fewer than Qa members of
@@ -13,6 +13,8 @@ Always true:
   its write set are negative (they never acknowledged it), or if the whole write set has responded
   and each member is negative or torn (it lacks the entry after an unclean end). If the responses
   prove neither, the attempt fails and the ledger stays IN_RECOVERY;
+- an entry is not written back if every member of its write set has responded with it, as a bookie
+  sends an entry in response to a fence only once the entry is durable there;
 - an entry that is written back carries the LAC as it was when recovery began; the length and the
   rows of the closed ledger come from the header of its last entry;
 - a password that the record does not verify changes nothing, not even the record's state;
@@ -55,7 +57,8 @@ from spark_ledger.ledger.transitions import LastEntry
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
-SHORT_BYTES = 16 * 1024  # of the first entries that are read with the fence of a short ledger
+TAIL_ENTRIES, TAIL_BYTES = 8, 16 * 1024
+"""The last entries that are read with the fence of a ledger with small entries."""
 LATE_POSITIVE_S = 1.0  # after enough negatives, the wait for a positive among the other responses
 LAST_RESPONSES_S = 1.0  # the longest wait of a recovery for the responses to confirmed adds
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
@@ -80,10 +83,10 @@ _LASTING_STATUSES = (
 
 
 class Recovered(NamedTuple):
-    """The CLOSED record, and the ledger's last entry if the recovery has read it."""
+    """The CLOSED record, and entries of the ledger that the recovery has read, by id."""
 
     versioned: VersionedRecord
-    last_entry: Entry | None = None
+    entries: Mapping[int, Entry] = {}
 
 
 async def recover(
@@ -92,13 +95,13 @@ async def recover(
     tokens: Tokens,
     gone: Set[str] = frozenset(),
     *,
-    short: bool = False,
+    small: bool = False,
 ) -> Recovered:
     """Close the ledger at its true end, whatever its writer does.
 
     `gone`: ids of the bookies that an operator declared gone. If the end cannot be decided
-    otherwise, entries at the end that only these bookies have are given up. `short`: the ledger
-    probably has few and small entries, so they are read with the fence.
+    otherwise, entries at the end that only these bookies have are given up. `small`: the ledger's
+    entries are small, so the last of them are read with the fence.
 
     While bookies do not respond, it repeats the attempt, with pauses, for recovery_timeout_s. Then
     it raises the error of the last attempt: DataUnavailable if the end cannot be decided (nothing
@@ -116,7 +119,7 @@ async def recover(
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    return await _attempt(cluster, ledger_id, tokens, gone, short)
+                    return await _attempt(cluster, ledger_id, tokens, gone, small)
                 except (DataUnavailable, NotEnoughBookies) as failure:
                     if failure.facts.get("lasting"):
                         raise
@@ -128,7 +131,7 @@ async def recover(
 
 
 async def _attempt(
-    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str], short: bool
+    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str], small: bool
 ) -> Recovered:
     """One attempt, from the record as it is now."""
     versioned = await cluster.records.read(ledger_id, fresh=True)
@@ -137,9 +140,9 @@ async def _attempt(
     versioned = await cluster.records.move(versioned, transitions.mark_in_recovery)
     if versioned.record.closed:
         return Recovered(versioned)
-    recovery = Recovery(cluster, versioned, tokens, gone, short)
+    recovery = Recovery(cluster, versioned, tokens, gone, small)
     try:
-        return Recovered(await recovery.run(), recovery.last_entry)
+        return Recovered(await recovery.run(), recovery.entries)
     finally:
         await recovery.stop()
 
@@ -153,7 +156,7 @@ class Recovery:
         versioned: VersionedRecord,
         tokens: Tokens,
         gone: Set[str] = frozenset(),
-        short: bool = False,
+        small: bool = False,
     ) -> None:
         self._cluster = cluster
         self._versioned = versioned
@@ -164,24 +167,30 @@ class Recovery:
         self._gone = {slot for slot, bookie in enumerate(self._ensemble) if bookie in gone}
         self._quorum = Quorum.of(versioned.record)
         self._first = versioned.record.last_fragment.first_entry
-        self._short = short
+        self._small = small
         self._read_first: dict[int, ReadResponse] = {}
-        """By slot the entries from `_first` on that came with the responses to the fence."""
-        self.last_entry: Entry | None = None  # if it was read
+        """By slot the entries that came with the responses to the fence."""
+        self.entries: dict[int, Entry] = {}  # up to the end, those that were read
         self._pipeline: AddPipeline | None = None
         self._change: EnsembleChange | None = None
 
     async def run(self) -> VersionedRecord:
-        start, tail = await self._fence()
-        if tail.is_end_after and not tail.entries:
-            return await self._close(self._record, await self._read_counts_of(start))
-        pipeline = self._begin_writing_back(start)
-        await self._write_back_tail(pipeline, start, tail)
-        last = pipeline.pending.last_add_confirmed
-        end = LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
-        if last == start:
-            end = await self._read_counts_of(start)
-        return await self._close(pipeline.record, end)
+        lac, tail = await self._fence()
+        if not tail.entries and not tail.is_end_after and lac < ENTRY_ID_MAX:
+            tail = await self._read_window(lac + 1, WINDOW_FIRST)
+        record, whole = self._record, tail.count_whole()
+        last, end = lac + whole, None
+        if whole:
+            self._keep(tail.entries[whole - 1])
+        if whole < len(tail.entries) or not tail.is_end_after:
+            pipeline = self._begin_writing_back(last)
+            await self._write_back_tail(pipeline, lac, tail, whole)
+            record = pipeline.record
+            if pipeline.pending.last_add_confirmed > last:
+                last = pipeline.pending.last_add_confirmed
+                end = LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        self._keep_first(last)
+        return await self._close(record, end or await self._read_counts_of(last))
 
     async def stop(self) -> None:
         """End the adds and the ensemble change, whether or not `run` succeeded."""
@@ -215,7 +224,7 @@ class Recovery:
                 silent &= ~(1 << slot)
                 lac = max(lac, response.last_add_confirmed)
                 if self._quorum.covers_ensemble(silent):
-                    window = self._first + WINDOW_FIRST - 1 - lac if self._short else 0
+                    window = min(TAIL_ENTRIES, ENTRY_ID_MAX - lac) if self._small else 0
                     tail = self._tail(lac + 1, window, asked_from=self._first)
                     for read in self._read_first.items():
                         tail.take_response(*read)
@@ -224,16 +233,16 @@ class Recovery:
         raise self._undecidable_error("it cannot be fenced", reasons)
 
     def _fences(self) -> Sequence[Coroutine[Any, Any, ReadResponse | ReadLacResponse]]:
-        if self._short:
-            last = min(self._first + WINDOW_FIRST - 1, ENTRY_ID_MAX)
-            return self._fencing_reads(self._first, last, SHORT_BYTES)
+        if self._small:
+            last = min(self._first + WINDOW_FIRST - 1, ENTRY_ID_MAX)  # for older bookies
+            return self._fencing_reads(self._first, last, TAIL_BYTES, TAIL_ENTRIES)
         return [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
             for bookie in self._ensemble
         ]
 
     def _fencing_reads(
-        self, first: int, last: int, bytes_max: int
+        self, first: int, last: int, bytes_max: int, tail_entries: int = 0
     ) -> list[Coroutine[Any, Any, ReadResponse]]:
         """A read for each member of the ensemble."""
         return [
@@ -242,6 +251,7 @@ class Recovery:
                 max_bytes=bytes_max,
                 fence=True,
                 token=self._token,
+                tail_entries=tail_entries,
             )
             for bookie in self._ensemble
         ]
@@ -265,21 +275,23 @@ class Recovery:
         assert self._pipeline is not None
         return transitions.with_replacements(self._pipeline.record, replacements, first_entry)
 
-    async def _write_back_tail(self, pipeline: AddPipeline, start: int, tail: "TailWindow") -> None:
-        """Write back the entries after `start`, up to the end of the ledger, until all are
-        confirmed. `tail`: what is decided already; the other entries are read."""
-        next_entry, window = start + 1, WINDOW_FIRST
+    async def _write_back_tail(
+        self, pipeline: AddPipeline, lac: int, tail: "TailWindow", whole: int
+    ) -> None:
+        """Write back the entries after `lac + whole`, up to the end of the ledger, until all are
+        confirmed. `tail`: what is decided already about the entries after `lac`; the other entries
+        are read."""
+        next_entry, window = lac + 1, WINDOW_FIRST
         while True:
-            for entry in tail.entries:
+            for entry in tail.entries[whole:]:
                 if pipeline.failure is None:
-                    pipeline.push(self._write_back(entry, start))
-            next_entry += len(tail.entries)
+                    pipeline.push(self._write_back(entry, lac))
+            next_entry, whole = next_entry + len(tail.entries), 0
             await pipeline.room()
             self._raise_failure_of(pipeline)
             if tail.is_end_after or next_entry > ENTRY_ID_MAX:
                 break
-            left = ENTRY_ID_MAX - next_entry + 1
-            tail = await self._read_window(next_entry, min(window, left))
+            tail = await self._read_window(next_entry, window)
             window = min(2 * window, WINDOW_MAX)
         await pipeline.wait_until_drained()
         self._raise_failure_of(pipeline)
@@ -313,6 +325,7 @@ class Recovery:
         """What bookies respond about the entries from `first` on. Raises DataUnavailable if no
         entry and no end can be decided."""
         bytes_max = self._cluster.config.read_request_bytes
+        window = min(window, ENTRY_ID_MAX - first + 1)
         requests = self._fencing_reads(first, first + window - 1, bytes_max)
         tail = self._tail(first, window, asked_from=first)
         async with aclosing(responses_on_arrival(requests)) as responses:
@@ -328,16 +341,10 @@ class Recovery:
         entry was written back."""
         if last == NO_ENTRY:
             return LastEntry(NO_ENTRY, 0, 0)
+        if last in self.entries:
+            return _end_at(self.entries[last])
         ensemble = self._record.fragment_of(last).ensemble
         slots = self._quorum.write_set(last)
-        for slot in slots if last >= self._first else ():
-            judged = None
-            if slot in self._read_first:
-                judged = judge_response(
-                    self._read_first[slot], self._ledger_id, last - self._first, last
-                )
-            if judged is not None and isinstance(judged[1], Entry):
-                return self._end_at(judged[1])
         requests = [
             self._cluster.bookies.read(
                 *(ensemble[slot], self._ledger_id, last, last),
@@ -352,13 +359,26 @@ class Recovery:
                 judged = judge_response(response, self._ledger_id, 0, last)
                 delivered = CUT_SHORT if judged is None else judged[1]
                 if isinstance(delivered, Entry):
-                    return self._end_at(delivered)
+                    self._keep(delivered)
+                    return _end_at(delivered)
                 reasons[slots[index]] = delivered
         raise self._undecidable_error(f"its last entry {last} cannot be read", reasons, ensemble)
 
-    def _end_at(self, entry: Entry) -> LastEntry:
-        self.last_entry, header = entry, entry.header
-        return LastEntry(header.entry_id, header.cumulative_bytes, header.cumulative_rows)
+    def _keep(self, entry: Entry) -> None:
+        self.entries[entry.header.entry_id] = entry
+
+    def _keep_first(self, last: int) -> None:
+        """Keep the entries up to `last` that came with the responses to the fence."""
+        begin = min((response.skipped for response in self._read_first.values()), default=0)
+        first = max(self._first + begin, last - WINDOW_FIRST + 1)
+        for entry_id in range(first, last + 1 if self._read_first else first):
+            for slot in self._quorum.write_set(entry_id):
+                response = self._read_first.get(slot)
+                at = entry_id - self._first
+                judged = response and judge_response(response, self._ledger_id, at, entry_id)
+                if judged and isinstance(judged[1], Entry):
+                    self._keep(judged[1])
+                    break
 
     async def _close(self, record: LedgerRecord, end: LastEntry) -> VersionedRecord:
         """Close the ledger with the last fragments of `record`."""
@@ -394,6 +414,11 @@ class Recovery:
         lasting = bool(statuses) and all(status in _LASTING_STATUSES for status in statuses)
         remedy = REMEDY_IF_GONE.format(self._ledger_id) if Status.LIMBO_TORN in statuses else None
         return DataUnavailable(text, remedy, ledger_id=self._ledger_id, lasting=lasting)
+
+
+def _end_at(entry: Entry) -> LastEntry:
+    header = entry.header
+    return LastEntry(header.entry_id, header.cumulative_bytes, header.cumulative_rows)
 
 
 async def _await_decision(
@@ -456,11 +481,11 @@ class TailWindow:
         if verdict is Verdict.RECOVER:
             self.entries.append(positives[0])
             return True
-        cut_short = any(why is CUT_SHORT for _, why in judged)
+        cut_small = any(why is CUT_SHORT for _, why in judged)
         self.is_end_after = verdict is Verdict.ABSENT
         # Responses that stop before the entry decide nothing: the next window begins with it.
         self.is_decided = all(response is not None for response, _ in judged) or (
-            bool(self.entries) and cut_short and not self.is_end_after
+            bool(self.entries) and cut_small and not self.is_end_after
         )
         return False
 
@@ -476,6 +501,15 @@ class TailWindow:
         if judged[0] is Meaning.UNKNOWN and slot in self._gone:
             return Meaning.TORN, judged[1]
         return judged
+
+    def count_whole(self) -> int:
+        """How many of `entries`, from the first on, every member of their write set has."""
+        for count, entry in enumerate(self.entries):
+            entry_id = entry.header.entry_id
+            for slot in self._quorum.write_set(entry_id):
+                if self._judge_member(slot, entry_id)[0] is not Meaning.POSITIVE:
+                    return count
+        return len(self.entries)
 
     def reasons(self) -> dict[int, DeliveryFailure]:
         """By slot, why members of the first entry's write set did not deliver that entry."""

@@ -58,8 +58,12 @@ def results(
     """(entry, result) of a read. A negative for the whole request speaks of each of the range, of
     which only the first `entries` of the ledger and one more matter."""
     if response.results or meaning(response.status) is Meaning.POSITIVE:
-        ids = ids_in(request.spans, len(response.results))
-        return list(zip(ids, response.results, strict=True))
+        count, first = len(response.results), request.first_entry + response.skipped
+        spans = [(first, first + count)] if request.tail_entries else request.spans
+        told = list(zip(ids_in(spans, count), response.results, strict=True))
+        rest = range(first + count, entries + 1)
+        later = [(id_, response.result(id_ - request.first_entry)) for id_ in rest]
+        return told + [(id_, result) for id_, result in later if result is not None]
     spans = [(first, min(last, entries)) for first, last in request.spans if first <= entries]
     ids = ids_in(spans or [(request.first_entry, request.first_entry)], entries + 1)
     return [(entry_id, m.EntryResult(response.status)) for entry_id in ids]

@@ -159,10 +159,9 @@ class LedgerWork:
 
     async def recover_one(self, client: Client, ledger_id: int) -> None:
         begun_s = self.world.loop.now
+        options = {"password": self.password_of(ledger_id), "small": ledger_id % 2 == 0}
         try:
-            reader = await client.ledgers.open(
-                ledger_id, recover=True, password=self.password_of(ledger_id)
-            )
+            reader = await client.ledgers.open(ledger_id, recover=True, **options)
         except LedgerError as error:
             self.met(client, "recover", error)
             return

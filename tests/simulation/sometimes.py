@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
-from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
+from tests.simulation import contents
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
 from tests.simulation.invariants.repair import is_of_repair
 from tests.simulation.network import Exchange
@@ -296,8 +296,7 @@ class Situations:
         self._status(response.status)
         if request.further and len(response.results) > 1:
             self.ghost.meet("entries that lie apart read at once")
-        ids = ids_in(request.spans, len(response.results))
-        for entry_id, result in zip(ids, response.results, strict=True):
+        for entry_id, result in contents.results(request, response, 0):
             if result.status is Status.LIMBO:
                 self.ghost.meet("limbo answered")
             elif result.status is Status.LIMBO_TORN:

@@ -84,7 +84,7 @@ async def fold_ledger(
     no more writes; without `fence` a later write may be under way. Raises errors.NoSuchLedger,
     errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies, errors.UnsupportedFormat.
     """
-    reader = await ledgers.open(ledger_id, recover=fence, short=True)
+    reader = await ledgers.open(ledger_id, recover=fence, small=True)
     if not reader.is_closed:
         await reader.refresh_last_add_confirmed()
     last, next_id = reader.last_add_confirmed, 0

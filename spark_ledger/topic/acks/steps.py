@@ -9,6 +9,7 @@ write a minute, and a partition without use costs nothing.
 from dataclasses import dataclass
 from enum import Enum
 
+from spark_ledger.ledger.recovery import TAIL_ENTRIES
 from spark_ledger.topic.log.policies import ROLL_AGE_S_MAX
 
 WRITE_EVERY_S = 1.0
@@ -26,6 +27,9 @@ ENTRIES_READ_MAX = 2_000
 BYTES_READ_MAX = 2 << 20
 """After about this many entries or bytes since the last snapshot, the next snapshot is written. So
 these numbers bound what a reader of the ledger reads."""
+TAIL_SNAPSHOTS = 4
+"""A write is a snapshot as soon as the last one is not among the TAIL_ENTRIES that come with the
+fence of a recovery, and the changes since are as large as this many snapshots."""
 
 
 @dataclass(slots=True)
@@ -103,6 +107,9 @@ class AckLedgerSize:
     @property
     def is_long(self) -> bool:
         """Whether a snapshot is due."""
+        is_small = self.bytes_since >= TAIL_SNAPSHOTS * self.snapshot_bytes
+        if self.entries_since >= TAIL_ENTRIES and is_small:
+            return True
         bytes_max = max(BYTES_READ_MAX, 2 * self.snapshot_bytes)
         return self.entries_since >= ENTRIES_READ_MAX or self.bytes_since >= bytes_max
 

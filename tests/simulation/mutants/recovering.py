@@ -1,7 +1,9 @@
 """Bugs of recovery: fencing, what negatives prove, the tail, the close."""
 
+from itertools import takewhile
 from typing import Any
 
+from bookie_server import bookie
 from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import pack_header
 from bookie_server.api.messages import Add
@@ -79,7 +81,7 @@ def refusal_is_negative(ask: Any) -> Any:
 
 
 def closes_at_what_was_heard(write_back_tail: Any) -> Any:
-    async def nothing(self: Any, pipeline: Any, start: int, tail: Any) -> None:
+    async def nothing(self: Any, pipeline: Any, lac: int, tail: Any, whole: int) -> None:
         return
 
     return nothing
@@ -94,7 +96,7 @@ def starts_at_what_was_heard(begin: Any) -> Any:
         self._first = first
         tail = await self._read_window(start + 1, recovery.WINDOW_FIRST)
         pipeline = self._begin_writing_back(start)
-        await self._write_back_tail(pipeline, start, tail)
+        await self._write_back_tail(pipeline, start, tail, 0)
         last = pipeline.pending.last_add_confirmed
         end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
@@ -142,6 +144,22 @@ def length_of_what_was_heard(end_at: Any) -> Any:
     return nothing_counted
 
 
+def one_copy_is_enough(count_whole: Any) -> Any:
+    return lambda self: len(self.entries)
+
+
+def folds_at_a_gap(read_response: Any) -> Any:
+    """What follows the first entry that the bookie lacks is left out, as if it had none of it."""
+
+    def respond(self: Any, request: Any, ids: Any, handle: Any, outcome: Any) -> Any:
+        if request.tail_entries:
+            kept = takewhile(outcome.entries.__contains__, ids)
+            outcome = outcome._replace(entries={id_: outcome.entries[id_] for id_ in kept})
+        return read_response(self, request, ids, handle, outcome)
+
+    return respond
+
+
 def never_joins(recover: Any) -> Any:
     async def alone(cluster: Any, ledger_id: int, *more: Any, **options: Any) -> Any:
         known = await cluster.records.read(ledger_id, fresh=True)
@@ -175,6 +193,16 @@ MUTANTS = (
     Mutant("write-backs without their flag", "BK#4163", R, "_write_back", plain_write_backs, SLOW),
     Mutant("length not of the last entry", "D3", R, "_read_counts_of", length_of_what_was_heard),
     Mutant("recovery closes at the LAC", "1.7", R, "_write_back_tail", closes_at_what_was_heard),
+    Mutant(
+        "a copy at one bookie is enough",
+        "1.7",
+        recovery.TailWindow,
+        "count_whole",
+        one_copy_is_enough,
+    ),
+    Mutant(
+        "the rest is absent after a gap", "1.2", bookie.Bookie, "_read_response", folds_at_a_gap
+    ),
     Mutant("one negative is enough", "1.2", Q, "negatives_needed", one_negative_is_enough, SLOW),
     Mutant("one answer covers the ensemble", "1.2", Q, "covers_ensemble", one_answer_covers, SLOW),
     Mutant(

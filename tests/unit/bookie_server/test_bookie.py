@@ -4,7 +4,7 @@ import pytest
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import unpack_entry
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.status import Status, StopReason
 from bookie_server.disk.interface import DiskFailed
 from spark_ledger.metadata.ledger_record import derive
@@ -262,6 +262,41 @@ def test_an_add_after_the_fencing_request_is_refused_even_before_the_fence_is_du
         assert await node.add(entry(1, 1)) == [Status.FENCED]
         await fencing
         assert await node.add(entry(1, 1), recovery=True) == [OK]
+
+    on_a_node(test, with_two_ledgers())
+
+
+@pytest.mark.parametrize("in_limbo", [False, True])
+def test_of_a_ledgers_tail_come_the_last_entries_and_one_result_for_all_that_follow(in_limbo):
+    async def test(node):
+        await node.add_all(*(entry(1, entry_id) for entry_id in (0, 1, 2, 4)))
+        if in_limbo:
+            await node.bookie.put_all_in_limbo(until_restart=True)
+        absent = Status.LIMBO if in_limbo else ABSENT
+        for tail, first, expected in (
+            (3, 0, [OK, absent, OK, absent]),
+            (99, 1, [OK, OK, absent, OK, absent]),
+            (2, 9, [absent]),
+        ):
+            response = await node.read(1, first, first, fence=True, tail_entries=tail)
+            assert [result.status for result in response.results] == expected
+            assert response.stop is StopReason.REST_IS_ABSENT
+            assert first + response.skipped + len(expected) - 1 == max(first, 5)
+        cut = await node.read(1, 0, 0, fence=True, tail_entries=3, max_bytes=1)
+        assert [result.status for result in cut.results] == [OK]
+        assert (cut.stop, cut.skipped) == (StopReason.BYTE_LIMIT, 2)
+
+    on_a_node(test, with_two_ledgers())
+
+
+def test_the_tail_of_a_ledger_ends_at_the_last_id_there_is():
+    async def test(node):
+        last = 2**63 - 1
+        header = EntryHeader(1, last, -1, 0, 0, 0, payload_crc([]))
+        assert await node.add(pack_header(header), recovery=True) == [OK]
+        response = await node.read(1, 0, 0, fence=True, tail_entries=2)
+        assert [result.status for result in response.results] == [ABSENT, OK]
+        assert (response.stop, response.skipped) == (StopReason.END_OF_RANGE, last - 1)
 
     on_a_node(test, with_two_ledgers())
 

@@ -61,6 +61,7 @@ REQUESTS = [
     m.WriteLacRequest("b", 7, -1),
     m.ClearLimboRequest("b", 2**40, b"t", True, 2**63),
     m.ClearLimboRequest("b", 0),
+    m.ReadRequest("b", 7, 0, 511, 1 << 14, True, b"t", tail_entries=8),
     m.InfoRequest(),
     m.InfoRequest("b"),
     m.StoredRequest("b", 2**40, 0, 2**62, b"t"),
@@ -70,6 +71,13 @@ RESPONSES = [
     m.AddResponse([]),
     *[read_response(lac) for lac in [*EDGES, *NEGATIVES]],
     m.ReadResponse(Status.NO_SUCH_LEDGER),
+    m.ReadResponse(
+        Status.OK,
+        [m.EntryResult(Status.NO_SUCH_ENTRY)],
+        3,
+        StopReason.REST_IS_ABSENT,
+        skipped=2**40,
+    ),
     m.ReadLacResponse(Status.OK, -1, True, taken=4),
     m.WriteLacResponse(Status.BUSY, 20, "later"),
     m.ClearLimboResponse(Status.LIMBO, "lost", 2**63, 0, "why"),
@@ -269,3 +277,16 @@ def test_more_bytes_than_the_contract_can_say_are_asked_for_as_all_that_it_can_s
     assert read == asked._replace(max_bytes=2**32 - 1)
     streamed = codec.encode(m.ReadStreamRequest(asked, 1 << 40))
     assert codec.decode_stream_request("ReadStream", streamed).read == read
+
+
+def test_a_last_result_of_a_read_stands_for_later_entries_only_where_the_bookie_says_so():
+    absent, stored = m.EntryResult(Status.NO_SUCH_ENTRY), m.EntryResult(Status.OK, b"x")
+    rest = StopReason.REST_IS_ABSENT
+    folded = m.ReadResponse(Status.OK, [stored, absent], stop=rest, skipped=3)
+    assert [folded.result(at) for at in (2, 3, 4, 99)] == [None, stored, absent, absent]
+    for no_proof in (
+        m.ReadResponse(Status.OK, [stored, absent]),
+        m.ReadResponse(Status.OK, [absent, stored], stop=rest),
+        m.ReadResponse(Status.OK, stop=rest),
+    ):
+        assert no_proof.result(2) is None

@@ -20,7 +20,7 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer, EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.messages import ids_in, spans_of
-from bookie_server.api.status import Status
+from bookie_server.api.status import Status, StopReason
 from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import BookieClient, CallFailed, TooLate
 from spark_ledger.bookies.directory import BookieDirectory
@@ -57,6 +57,8 @@ class FakeBookie:
         """Ledgers in limbo, each with its revision."""
         self.silent = False
         self.refusing = False
+        self.is_older = False
+        """It does not know of the tail of a ledger."""
         self.delay_s = 0.001
         self.waiting = 0
         """Long polls that wait for news now."""
@@ -150,6 +152,8 @@ class FakeBookie:
 
     def read(self, request: m.ReadRequest) -> m.ReadResponse:
         results, size = [], 0
+        if request.tail_entries and not self.is_older:
+            return self.read_tail(request)
         for entry_id in ids_in(request.spans, RESULTS_MAX):
             data = self.entries.get((request.ledger_id, entry_id))
             size += len(data or b"")
@@ -161,6 +165,18 @@ class FakeBookie:
                 else m.EntryResult(Status.OK, data)
             )
         return m.ReadResponse(Status.OK, results, self.lac.get(request.ledger_id, -1))
+
+    def read_tail(self, request: m.ReadRequest) -> m.ReadResponse:
+        last = max(
+            (e for ledger_id, e in self.entries if ledger_id == request.ledger_id), default=-1
+        )
+        last = max(last, request.first_entry - 1)
+        first = max(request.first_entry, last - request.tail_entries + 1)
+        span = {"first_entry": first, "last_entry": min(last + 1, 2**63 - 1), "tail_entries": 0}
+        response = self.read(request._replace(**span))
+        is_whole = len(response.results) == last - first + 2
+        stop = StopReason.REST_IS_ABSENT if is_whole else StopReason.BYTE_LIMIT
+        return response._replace(stop=stop, skipped=first - request.first_entry)
 
 
 class FakeNetwork:

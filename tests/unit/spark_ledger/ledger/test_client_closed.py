@@ -63,6 +63,7 @@ async def test_a_tail_a_wait_a_read_and_an_append_end_when_the_client_is_closed(
 async def test_a_recovery_that_writes_back_ends_when_the_client_is_closed():
     cluster, ledgers = await cluster_of(3)
     writer = await written(ledgers, 5, close=False)
+    del cluster.bookies["c"].entries[writer.ledger_id, 4]
     for bookie in cluster.bookies.values():
         bookie.override = lambda r: SilentFor(60) if isinstance(r, m.AddRequest) else None
     other = await cluster.client("other")

@@ -77,41 +77,6 @@ async def test_the_length_comes_from_the_last_entry_itself_when_nothing_is_recov
 
 
 @simulated
-async def test_a_short_ledger_is_recovered_and_its_last_entry_read_by_one_request_to_each_bookie():
-    cluster, ledgers = await cluster_of(3)
-    ledger_id = await ledger_on(cluster, ledgers)
-    put(cluster, ledger_id, 0, "abc")
-    put(cluster, ledger_id, 1, "abc", lac=0)
-    cluster.bookies["a"].lac[ledger_id] = 1  # by an explicit LAC
-    reader = await ledgers.open(ledger_id, recover=True, short=True)
-    assert (reader.last_add_confirmed, reader.record.rows) == (1, 2)
-    assert (await reader.read_entry(1)).header.entry_id == 1
-    requests = [bookie.requests for bookie in cluster.bookies.values()]
-    assert [[type(request) for request in of_bookie] for of_bookie in requests] == [
-        [m.ReadRequest]
-    ] * 3
-
-
-@pytest.mark.parametrize("last", [14, 15, 16, 40])
-def test_the_end_of_a_ledger_is_found_within_and_beyond_the_entries_that_come_with_the_fence(last):
-    @simulated
-    async def test():
-        for unconfirmed in (0, 1, 3):
-            cluster, ledgers = await cluster_of(3)
-            ledger_id = await ledger_on(cluster, ledgers)
-            for entry_id in range(last + 1):
-                lac = min(entry_id - 1, last - unconfirmed)
-                put(cluster, ledger_id, entry_id, "abc", lac=lac)
-            if not unconfirmed:
-                cluster.bookies["b"].lac[ledger_id] = last
-            reader = await ledgers.open(ledger_id, recover=True, short=True)
-            assert (reader.last_add_confirmed, reader.record.rows) == (last, last + 1)
-            assert (await reader.read_entry(last)).header.entry_id == last
-
-    test()
-
-
-@simulated
 async def test_an_empty_last_fragment_closes_below_its_first_entry_and_stays():
     cluster, ledgers = await cluster_of(4)
     fragments = (Fragment(0, ("a", "b", "c")), Fragment(2, ("a", "b", "d")))

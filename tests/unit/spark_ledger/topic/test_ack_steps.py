@@ -75,6 +75,9 @@ def test_a_snapshot_is_due_by_entries_or_by_bytes_but_not_after_each_large_one()
     assert replace(size, entries_since=2000).is_long
     assert replace(size, bytes_since=3 << 20).is_long
     assert not replace(size, bytes_since=3 << 20, snapshot_bytes=2 << 20).is_long
+    assert replace(size, bytes_since=400, entries_since=8).is_long
+    assert not replace(size, bytes_since=400, entries_since=7).is_long
+    assert not replace(size, bytes_since=399, entries_since=500).is_long
     assert replace(size, entries=500_000).is_full(10.0, 1000)
     assert replace(size, fragments=1000).is_full(10.0, 1000)
     assert not size.is_full(10.0, 1000)
