@@ -13,15 +13,16 @@ that no node was written or made meanwhile. So an owner adds nothing for the sub
 afterwards: its ledger is fenced, and before it names another ledger it reads the record again. Rows
 that consumers acknowledged beyond the new position may have to stay acknowledged: then the multi
 also notes a succession in the node, by which the subscription's state in the node's ledger becomes
-its state under its new key. The owner takes the succession over before it writes the node again. A
-ledger that was made before a person accepted an older metadata store has no states, because its
+its state under its new key. The owner takes the succession over before it writes the node again.
+Successions that one multi has no room for are noted before it: a succession is a copy, so without
+the move it changes nothing that a subscription uses. A ledger that was made before a person accepted an older metadata store has no states, because its
 offsets may belong to other rows now.
 """
 
 import base64
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -52,17 +53,15 @@ SUCCESSIONS_MAX = 200
 """How many successions, of some 250 bytes each, a node may have until an owner writes the node
 again."""
 MOVE_BYTES_MAX = 600_000
-"""Of the nodes that a move writes; the metadata store takes multis of VALUE_BYTES_MAX."""
+"""Of the nodes that one multi of a move writes; the metadata store takes VALUE_BYTES_MAX."""
 NEW = -1  # the version of a node that does not exist yet
-
-_log = logging.getLogger(__name__)
 
 States = Mapping[AckKey, AckState]
 
 
 class Succession(NamedTuple):
-    """The acknowledgements of a subscription under its key `before` count for its key `after`, from
-    `position` on; all rows below `position` are acknowledged."""
+    """The acknowledgements of a subscription under its key `before` count for its key `after`, too,
+    from `position` on; all rows below `position` are acknowledged."""
 
     before: AckKey
     after: AckKey
@@ -152,31 +151,35 @@ class AckMove:
     def states(self) -> dict[int, States]:
         return {partition: fenced.states for partition, fenced in self.fenced.items()}
 
-    def operations(self, successions: Mapping[int, Succession] = NO_SUCCESSIONS) -> list[Operation]:
+    async def operations(
+        self, successions: Mapping[int, Succession] = NO_SUCCESSIONS
+    ) -> list[Operation]:
         """The operations for the multi with which the process moves a subscription. `successions`:
-        by partition the succession to note in the node. Successions that do not fit into the multi
-        are left out: messages that their states have are sent again. Raises errors.Unavailable if a
-        node has too many successions."""
-        operations, bytes_left = self.nodes.checks(self.seen), MOVE_BYTES_MAX
-        for number, fenced in self.fenced.items():
-            succession = successions.get(number)
-            operation = self._checked(number, fenced.node, succession)
-            size = len(operation.value) if isinstance(operation, Set) else 0
-            if succession is not None and size > bytes_left:
-                _log.warning(
-                    "what subscription '%s' acknowledged beyond its position in partition %d comes"
-                    " again: the metadata store does not take so much at once",
-                    *(succession.after.name, number),
-                )
-                size, operation = 0, self._checked(number, fenced.node, None)
-            bytes_left -= size
-            operations.append(operation)
-        return operations
+        by partition the succession to note in the node. Those that do not fit into that multi are
+        durable when this returns, or the multi fails. Raises errors.Unavailable if a node has too
+        many successions; StoreUnavailable."""
+        nodes = {number: fenced.node for number, fenced in self.fenced.items()}
+        last, left = dict[int, Set](), MOVE_BYTES_MAX
+        for number in [number for number in nodes if number in successions]:
+            noted = self._noted(number, nodes[number], successions[number])
+            left -= len(noted.value)
+            if left < 0 and last:
+                await self._note(last, nodes)
+                last, left = {}, MOVE_BYTES_MAX - len(noted.value)
+            last[number] = noted
+        return [
+            *self.nodes.checks(self.seen),
+            *(last.get(n) or Check(self.nodes.path(n), node.version) for n, node in nodes.items()),
+        ]
 
-    def _checked(self, partition: int, node: AckNode, succession: Succession | None) -> Operation:
-        path = self.nodes.path(partition)
-        if succession is None:
-            return Check(path, node.version)
+    async def _note(self, noted: Mapping[int, Set], nodes: dict[int, AckNode]) -> None:
+        """Writes the nodes, and puts their new versions into `nodes`. If that fails, the versions
+        stay: either the node has another one, or no succession was noted and none is lost."""
+        if await self.nodes.note(list(noted.values()), self.seen):
+            for number in noted:
+                nodes[number] = nodes[number]._replace(version=nodes[number].version + 1)
+
+    def _noted(self, partition: int, node: AckNode, succession: Succession) -> Set:
         successions = (*node.pointer.successions, succession)
         if len(successions) > SUCCESSIONS_MAX:
             raise errors.Unavailable(
@@ -184,9 +187,8 @@ class AckMove:
                 " broker has written their acknowledgements since",
                 "Connect a consumer to the partition, then try again.",
             )
-        return Set(
-            path, encode_pointer(replace(node.pointer, successions=successions)), node.version
-        )
+        pointer = replace(node.pointer, successions=successions)
+        return Set(self.nodes.path(partition), encode_pointer(pointer), node.version)
 
 
 class AckNodes:
@@ -306,13 +308,21 @@ class AckNodes:
             except errors.NoSuchLedger:
                 return None
         for succession in pointer.successions:
-            if (before := fold.states.pop(succession.before, None)) is not None:
+            if (before := fold.states.get(succession.before)) is not None:
                 fold.states[succession.after] = succession.state(before)
         return fold.states
 
     def checks(self, seen: AckNodesSeen) -> list[Operation]:
         """The operations by which the multi of a move fails if an owner has made a node since."""
         return [Set(self._moves, b"{}", seen.moves), Check(self._folder, seen.folder)]
+
+    async def note(self, operations: Sequence[Operation], seen: AckNodesSeen) -> bool:
+        """Writes nodes of a move before its own multi; False if that failed, or the outcome is
+        unknown."""
+        with suppress(MultiFailed, OutcomeUnknown):
+            await self._store.multi([Check(self._moves, seen.moves), *operations])
+            return True
+        return False
 
     async def move(self, except_partitions: Collection[int] = ()) -> AckMove:
         """For a process that moves, deletes or takes over a subscription: fences the ack ledgers of

@@ -316,7 +316,7 @@ class ConsumerCursors:
         keeping: list[Operation] = []
         if subscription.acked_before is not None:
             moved = await moved_from_owners(self._subscriptions.ledgers, nodes, subscription)
-            keeping = moved.keeping(key_of(subscription), subscription.floor)
+            keeping = await moved.keeping(key_of(subscription), subscription.floor)
         written = await self._multi(
             [
                 Check(nodes.path(subscription.name), subscription.version),

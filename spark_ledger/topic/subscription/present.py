@@ -16,7 +16,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Operation
 from spark_ledger.metadata.store_calls import TRIES_MAX
 from spark_ledger.topic.acks.entries import AckKey, AckState
-from spark_ledger.topic.acks.nodes import AckMove, AckNodes, States, Succession
+from spark_ledger.topic.acks.nodes import NO_SUCCESSIONS, AckMove, AckNodes, States, Succession
 from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
@@ -49,10 +49,12 @@ class MovedPositions:
     present: PresentPositions
     move: AckMove | None = None
 
-    @property
-    def operations(self) -> list[Operation]:
-        """The checks for the multi that moves the subscription."""
-        return [] if self.move is None else self.move.operations()
+    async def operations(
+        self, successions: Mapping[int, Succession] = NO_SUCCESSIONS
+    ) -> list[Operation]:
+        """The operations for the multi that moves the subscription. Raises errors.Unavailable,
+        StoreUnavailable."""
+        return [] if self.move is None else await self.move.operations(successions)
 
     @property
     def states(self) -> dict[int, AckState]:
@@ -62,24 +64,28 @@ class MovedPositions:
             for number, position in self.present.positions.items()
         }
 
-    def kept(self, record: SubscriptionRecord) -> tuple[SubscriptionRecord, list[Operation]]:
+    async def kept(
+        self, record: SubscriptionRecord, *, keeps_acks: bool = True
+    ) -> tuple[SubscriptionRecord, list[Operation]]:
         """The subscription's next record, and the operations with which ack ledgers have under that
-        record's key what is acknowledged beyond its positions. Raises errors.Unavailable."""
+        record's key what is acknowledged beyond its positions. Raises as `operations`."""
+        if not keeps_acks:
+            return record, await self.operations()
         if not self.present.acked:
-            return replace(record, acked_by=None), self.operations
+            return replace(record, acked_by=None), await self.operations()
         key = AckKey(self.subscription.name, record.owner, record.epoch)
-        return replace(record, acked_by=key[1:]), self.keeping(key, record.floor)
+        return replace(record, acked_by=key[1:]), await self.keeping(key, record.floor)
 
-    def keeping(self, after: AckKey, positions: Positions) -> list[Operation]:
+    async def keeping(self, after: AckKey, positions: Positions) -> list[Operation]:
         """As `operations`; what is acknowledged beyond the new positions stays acknowledged, under
-        the new key. Raises errors.Unavailable."""
+        the new key."""
         before = acks_key_of(self.subscription)
         successions = {
             number: Succession(before, after, positions.get(number, 0))
             for number, state in self.states.items()
             if state.end > positions.get(number, 0)
         }
-        return [] if self.move is None else self.move.operations(successions)
+        return await self.operations(successions)
 
 
 async def present_positions(

@@ -265,9 +265,9 @@ class Subscriptions:
                 await self._check_free(topic_id, subscription, force)
                 is_deleted = False
                 moved = await moved_from_owners(self.ledgers, nodes, subscription, owned)
-                ending = await self._ending_owner(subscription.record)
+                ending = await self._ending_owner(subscription.record) + await moved.operations()
                 try:
-                    is_deleted = await nodes.delete(subscription, *ending, *moved.operations)
+                    is_deleted = await nodes.delete(subscription, *ending)
                 except OutcomeUnknown:
                     _log.info("subscription '%s' may be deleted: it is read again", name)
                 if is_deleted:
@@ -328,7 +328,7 @@ class Subscriptions:
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
                 positions = _fitting(await new_positions(moved))
                 record = subscription_records.sought(subscription.record, self._token(), positions)
-                record, acks = moved.kept(record) if keeps_acks else (record, moved.operations)
+                record, acks = await moved.kept(record, keeps_acks=keeps_acks)
                 operations = nodes.step_back(name, await nodes.marks(name), positions) + acks
                 operations += await self._ending_owner(subscription.record)
                 sought = await nodes.write(subscription, record, *operations, unless_held=True)
@@ -467,7 +467,7 @@ class Subscriptions:
         if subscription.shares:
             moved = await moved_from_owners(self.ledgers, nodes, subscription)
             record = replace(record, floor=_fitting(moved.present.positions))
-            record, acks = moved.kept(record)
+            record, acks = await moved.kept(record)
             operations += [*nodes.without_shares(subscription), *acks]
         return await nodes.write(subscription, record, *operations)
 

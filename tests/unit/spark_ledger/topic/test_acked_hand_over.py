@@ -138,22 +138,49 @@ def test_each_partition_keeps_its_own_acknowledgements():
     play_here(act)
 
 
-def test_what_does_not_fit_into_the_multi_comes_again_and_stops_no_query(monkeypatch, caplog):
+async def acked_in_two_partitions(stage):
+    """Consumers acknowledged rows of two partitions, whose states are in the nodes."""
+    a = await acked_by_consumers(stage, 4, 9)
+    await fill(stage, 100, partition=1)
+    cursor, acks = await a.consume(1, partition=1)
+    await acknowledge(cursor, acks, 0, 8, partition=1)
+    await a.release(cursor)
+    await asyncio.sleep(400)
+    return a
+
+
+def test_a_move_of_more_than_one_multi_takes_forgets_no_acknowledgement(monkeypatch):
     async def act(stage):
-        a = await acked_by_consumers(stage, 4, 9)
-        await fill(stage, 100, partition=1)
-        cursor, acks = await a.consume(1, partition=1)
-        await acknowledge(cursor, acks, 0, 8, partition=1)
-        await a.release(cursor)
-        await asyncio.sleep(400)  # the states are in the nodes now
-        size = len(stage.world.store.peek(paths.acks(stage.topic.id, 0)).value)
-        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", size + 300)  # with the succession
+        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 1)
+        await acked_in_two_partitions(stage)
+        before = len(stage.world.store.log)
         await read_by_query(stage, 2)
-        assert "partition 1 comes again" in caplog.text and "partition 0" not in caplog.text
-        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 10_000)
-        assert await rows_at(a, 1) == (2, [4, 9])
+        both = {paths.acks(stage.topic.id, number) for number in (0, 1)}
+        multis = [{c.path for c in one.changes} for one in stage.world.store.log[before:]]
+        assert [len(both & changed) for changed in multis if both & changed] == [1, 1]
         b = await acking_broker(stage, "b")
-        assert await rows_at(b, 2, partition=1) == (1, [])
+        assert await rows_at(b, 2) == (2, [4, 9])
+        assert await rows_at(b, 2, partition=1) == (1, [8])
+
+    play_here(act)
+
+
+def test_successions_noted_for_a_move_that_failed_change_nothing(monkeypatch):
+    async def act(stage):
+        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 1)
+        a = await acked_in_two_partitions(stage)
+        write = SubscriptionNodes.write
+
+        async def dies(*_args, **_options):
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(SubscriptionNodes, "write", dies)
+        with pytest.raises(asyncio.CancelledError):
+            await read_by_query(stage, 2)
+        monkeypatch.setattr(SubscriptionNodes, "write", write)
+        assert len((await AckNodes(stage.client.ledgers, stage.topic.id).states(0)).keys()) == 2
+        assert await rows_at(a, 1) == (0, [4, 9])
+        assert await rows_at(await acking_broker(stage, "b"), 2, 1) == (1, [8])
 
     play_here(act)
 
@@ -381,9 +408,9 @@ async def killed(stage, at, act):
     return events >= at
 
 
-async def left(owner, epoch):
+async def left(owner, epoch, partition=0):
     """As rows_at, by consumers that leave again."""
-    cursor, acks = await owner.consume(epoch)
+    cursor, acks = await owner.consume(epoch, partition=partition)
     await owner.release(cursor)
     return acks.mark, list(acks.rows)
 
@@ -410,9 +437,14 @@ def test_a_broker_killed_at_any_step_of_a_take_over_loses_no_acknowledgement(par
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_a_query_killed_at_any_step_of_a_take_over_loses_no_acknowledgement(part):
+def test_a_query_killed_at_any_step_of_a_take_over_loses_no_acknowledgement(part, monkeypatch):
     async def act(stage):
+        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 1)  # a multi for each partition
         a = await acked_by_consumers(stage, 0, 60, 90)
+        await fill(stage, 100, partition=1)
+        cursor, acks = await a.consume(1, partition=1)
+        await acknowledge(cursor, acks, 70, partition=1)
+        await a.release(cursor)
         at, was_killed = 1 + part, True
         while was_killed:
 
@@ -431,6 +463,7 @@ def test_a_query_killed_at_any_step_of_a_take_over_loses_no_acknowledgement(part
             begin, beyond = await left(a, 1)
             assert begin in (1, 2)
             assert beyond == [60, 90]
+            assert await left(a, 1, partition=1) == (0, [70])
             at += 3
         assert at > 9
 

@@ -269,7 +269,7 @@ async def move(stage, *, between=None):
             await between()
             between = None
         try:
-            await client.store.multi(taken.operations())
+            await client.store.multi(await taken.operations())
         except MultiFailed:
             continue
         return taken.states.get(0, {}).get(KEY)
