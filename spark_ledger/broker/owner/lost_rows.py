@@ -3,12 +3,15 @@
 Always true: if a topic with page-cache durability lost acknowledged rows, later rows get their
 offsets. So, before clients use a partition, the owner removes what the subscriptions have
 acknowledged beyond the partition's end. The removal is durable, also in the shares that retention
-reads. So no later row counts as acknowledged. If a subscription cannot be read, the owner logs
-that, and goes on with the others.
+reads. So no later row counts as acknowledged. A query that has read lost rows loses its
+subscription, which the owner takes back to the end, too: the query ends once other rows have the
+offsets, and consumers may use the subscription after it. If a subscription cannot be read, the
+owner logs that, and goes on with the others.
 """
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
@@ -41,7 +44,7 @@ class LostRows:
         Raises errors.Unavailable."""
         if not (opened and self._commits.may_lose_offsets):
             return list(opened)
-        infos, outcomes = await self._subscriptions_of_consumers(), list(opened)
+        infos, outcomes = await self._all_subscriptions(), list(opened)
         for at, owned in enumerate(opened):
             if isinstance(owned, OwnedPartition):
                 try:
@@ -50,28 +53,50 @@ class LostRows:
                     outcomes[at] = error
         return outcomes
 
-    async def _subscriptions_of_consumers(self) -> list[SubscriptionInfo]:
+    async def _all_subscriptions(self) -> list[SubscriptionInfo]:
         unreadable: dict[str, errors.LedgerError] = {}
         infos = await self._commits.client.subscriptions.list(
             self._commits.topic.id, unreadable=unreadable
         )
         for name, error in unreadable.items():
             _log.error("subscription '%s' may pass over rows after lost rows: %s", name, error)
-        return [info for info in infos if info.kind is SubscriptionKind.CONSUMER]
+        return infos
 
     async def _forget_beyond(self, log: Partition, infos: Sequence[SubscriptionInfo]) -> None:
         number, end = log.number, log.end
         acks = await self._acks.of(number, self._commits.epochs[number])
         acks.delays.forget_from(end)
         beyond = {key: state for key, state in acks.states().items() if state.end > end}
-        names_beyond, names = {key.name for key in beyond}, {info.name for info in infos}
+        names_beyond = {key.name for key in beyond}
+        queries = [info for info in infos if info.kind is SubscriptionKind.QUERY]
+        names = {info.name for info in infos if info.kind is SubscriptionKind.CONSUMER}
         for info in infos:
-            if info.name in names_beyond or info.positions.get(number, 0) > end:
+            is_beyond = info.name in names_beyond or info.positions.get(number, 0) > end
+            if info.name in names and is_beyond:
                 await self._subscriptions.adopt(info.name, log)
         # queries' subscriptions: consumers that use them later must get the later rows
         of_queries = {key: state for key, state in beyond.items() if key.name not in names}
+        if of_queries or queries:
+            end = max(end, (await self._commits.state()).partitions[number].end_offset)
         if any(state.rows for state in of_queries.values()):
-            committed_end = (await self._commits.state()).partitions[number].end_offset
             for state in of_queries.values():
-                state.rows.remove_range(max(end, committed_end), state.end)
+                state.rows.remove_range(end, state.end)
             await acks.rewritten(of_queries)
+        for info in queries:
+            await self._put_back(info, number, end)
+
+    async def _put_back(self, query: SubscriptionInfo, number: int, end: int) -> None:
+        """Take the query's subscription back to `end` in a partition, if it is beyond it."""
+        subscriptions, topic_id = self._commits.client.subscriptions, self._commits.topic.id
+        with suppress(errors.SubscriptionNotFound):
+            positions = query.positions
+            if query.ledger_id is not None:
+                positions = await subscriptions.positions(topic_id, query.name)
+            if positions.get(number, 0) > end:
+                _log.warning(
+                    "subscription '%s' of a query goes back from offset %d to the end of partition"
+                    " %d, %d: rows were lost",
+                    *(query.name, positions[number], number, end),
+                )
+                back = {number: end}
+                await subscriptions.seek(topic_id, query.name, back, force=True, keeps_acks=True)

@@ -15,8 +15,8 @@ that consumers acknowledged beyond the new position may have to stay acknowledge
 also notes a succession in the node, by which the subscription's state in the node's ledger becomes
 its state under its new key. The owner takes the succession over before it writes the node again.
 Successions that one multi has no room for are noted before it: a succession is a copy, so without
-the move it changes nothing that a subscription uses. A ledger that was made before a person accepted an older metadata store has no states, because its
-offsets may belong to other rows now.
+the move it changes nothing that a subscription uses. A ledger that was made before a person
+accepted an older metadata store has no states, because its offsets may belong to other rows now.
 """
 
 import base64

@@ -146,6 +146,16 @@ def fits(positions: Positions) -> bool:
     return len(json.dumps(_plain(positions), separators=(",", ":"))) <= POSITIONS_BYTES_MAX
 
 
+def fitting(positions: dict[int, int]) -> dict[int, int]:
+    """The positions. Raises errors.OptionInvalid if they do not fit into a node."""
+    if not fits(positions):
+        raise errors.OptionInvalid(
+            f"the positions of {len(positions)} partitions do not fit into one record",
+            "Let the query that uses the subscription move it.",
+        )
+    return positions
+
+
 def encode_subscriptions() -> bytes:
     return _dump({})
 

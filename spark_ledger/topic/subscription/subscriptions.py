@@ -70,6 +70,7 @@ from spark_ledger.topic.subscription.records import (
     SubscriptionKind,
     SubscriptionRecord,
     fits,
+    fitting,
     storable,
 )
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
@@ -203,7 +204,7 @@ class Subscriptions:
         with unavailable_while(f"creating subscription '{name}'"):
             await nodes.ensure_folder()
             if await nodes.read(name) is None:
-                positions = _fitting(await self._resolve(topic_id, at))
+                positions = fitting(await self._resolve(topic_id, at))
                 record = SubscriptionRecord(
                     kind, owner=self._token(), floor=positions, properties=properties
                 )
@@ -276,11 +277,17 @@ class Subscriptions:
                 await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def seek(
-        self, topic_id: str, name: str, target: SeekTarget, *, force: bool = False
+        self,
+        topic_id: str,
+        name: str,
+        target: SeekTarget,
+        *,
+        force: bool = False,
+        keeps_acks: bool = False,
     ) -> dict[int, int]:
         """Sets the subscription to `target`, or to the first row kept if this is later. Returns its
         positions. If the subscription is in use, it is set only with `force`, which takes it from
-        its query. With an empty target it is not moved, and all acknowledgements stay.
+        its query. With `keeps_acks`, or if the target is empty, all acknowledgements stay.
 
         Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned, errors.TopicDeleted.
@@ -289,8 +296,9 @@ class Subscriptions:
         async def new_positions(moved: MovedPositions) -> dict[int, int]:
             return {**moved.present.positions, **await self._resolve(topic_id, target)}
 
+        keeps_acks = keeps_acks or target == {}
         return await self._set_positions(
-            topic_id, name, new_positions, force=force, keeps_acks=target == {}
+            topic_id, name, new_positions, force=force, keeps_acks=keeps_acks
         )
 
     async def move_up(
@@ -326,7 +334,7 @@ class Subscriptions:
                 subscription = await nodes.get(name)
                 await self._check_free(topic_id, subscription, force)
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
-                positions = _fitting(await new_positions(moved))
+                positions = fitting(await new_positions(moved))
                 record = subscription_records.sought(subscription.record, self._token(), positions)
                 record, acks = await moved.kept(record, keeps_acks=keeps_acks)
                 operations = nodes.step_back(name, await nodes.marks(name), positions) + acks
@@ -466,7 +474,7 @@ class Subscriptions:
         operations = [nodes.touch(), check, *ending]
         if subscription.shares:
             moved = await moved_from_owners(self.ledgers, nodes, subscription)
-            record = replace(record, floor=_fitting(moved.present.positions))
+            record = replace(record, floor=fitting(moved.present.positions))
             record, acks = await moved.kept(record)
             operations += [*nodes.without_shares(subscription), *acks]
         return await nodes.write(subscription, record, *operations)
@@ -588,12 +596,3 @@ class Subscriptions:
 
     def _session_changed(self, _: SessionState) -> None:
         self._session += 1
-
-
-def _fitting(positions: dict[int, int]) -> dict[int, int]:
-    if not fits(positions):
-        raise errors.OptionInvalid(
-            f"the positions of {len(positions)} partitions do not fit into one record",
-            "Let the query that uses the subscription move it.",
-        )
-    return positions

@@ -80,7 +80,8 @@ async def positions(stage):
     return {info.name: (info.kind, info.positions[0]) for info in infos}
 
 
-def test_a_position_without_an_ack_ledger_goes_back_and_that_of_a_query_does_not():
+@pytest.mark.parametrize("ends", ["released", "killed"])
+def test_positions_without_an_ack_ledger_go_back_those_of_queries_too(ends):
     async def act(stage):
         await page_cache(stage)
         subscriptions = stage.client.subscriptions
@@ -88,14 +89,44 @@ def test_a_position_without_an_ack_ledger_goes_back_and_that_of_a_query_does_not
         query = await subscriptions.open(stage.topic, "q", "query", "run", start={0: 0})
         query.advance({0: 10})
         await query.durable()
-        await query.release()
+        await (query.release() if ends == "released" else query.abandon())
+        b = await Brokers(stage).new("b")
+        await b.lookup(named(0), authoritative=True)
+        topic, partition = await stored(b, 12)
+        assert await positions(stage) == {
+            "q": (SubscriptionKind.QUERY, 0),
+            "s": (SubscriptionKind.CONSUMER, 0),
+        }
+        consumer = await subscribed(topic, partition, name="q", link=LINK)
+        assert consumer.dispatcher.acks.mark == 0
+        await b.close()
+
+    play(act)
+
+
+def test_a_query_goes_back_no_further_than_a_commit_and_keeps_what_consumers_acknowledged():
+    async def act(stage):
+        await page_cache(stage)
+        lost, cursor = await acknowledged_before_the_loss(stage, 2, 7)
+        await lost.release(cursor)
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"x", b"y", b"z"]))
+        query = await stage.client.subscriptions.open(stage.topic, "s", "query", "run")
+        query.advance({0: 1})
+        await query.durable()
+        other = await stage.client.subscriptions.open(stage.topic, "q", "query", "run")
+        other.advance({0: 3})
+        await other.durable()
+        await lost.die()
         b = await Brokers(stage).new("b")
         await b.lookup(named(0), authoritative=True)
         await b.partition(named(0))
-        assert await positions(stage) == {
-            "q": (SubscriptionKind.QUERY, 10),
-            "s": (SubscriptionKind.CONSUMER, 0),
-        }
+        assert {name: at for name, (_, at) in (await positions(stage)).items()} == {"s": 1, "q": 3}
+        await query.release()
+        await other.release()
+        topic, partition = await stored(b, 12)
+        consumer = await subscribed(topic, partition, link=LINK)
+        assert (consumer.dispatcher.acks.mark, [*consumer.dispatcher.acks.rows]) == (1, [2])
         await b.close()
 
     play(act)
