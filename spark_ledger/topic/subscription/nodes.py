@@ -10,6 +10,7 @@ since no rows are lost if its position goes back.
 
 import difflib
 import json
+import unicodedata
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -95,6 +96,11 @@ def check_name(name: str) -> None:
     if not 0 < len(name) <= NAME_CHARS_MAX:
         raise errors.OptionInvalid(
             f"a subscription's name has 1 to {NAME_CHARS_MAX} characters, not {len(name)}",
+            subscription=name,
+        )
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        raise errors.OptionInvalid(
+            f"a subscription's name has no control characters, and {name!r} has one",
             subscription=name,
         )
 
