@@ -31,7 +31,7 @@ from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.broker.wire.sends import Messages
-from spark_ledger.topic.acks.partition_acks import Receipt
+from spark_ledger.topic.acks.served import Receipt
 from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.entry.pulsar_batch import (
     CHUNKS_MAGIC,

@@ -21,11 +21,8 @@ steps.py decides which step to take, and when.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Protocol
-
-from pyroaring import BitMap64
+from collections.abc import Iterable
+from dataclasses import replace
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks, cancel, woken
@@ -47,7 +44,7 @@ from spark_ledger.topic.acks.entries import (
 )
 from spark_ledger.topic.acks.ledger import OpenAckLedger, discard_ledger
 from spark_ledger.topic.acks.nodes import NEW, SUCCESSIONS_MAX, AckNode, AckNodes, AckPointer
-from spark_ledger.topic.acks.sets import AckChanges
+from spark_ledger.topic.acks.served import AckedSet, Receipt, Served, User, wait_for_receipt
 from spark_ledger.topic.acks.steps import (
     INLINE_BYTES_MAX,
     REFUSED_S,
@@ -63,49 +60,8 @@ FORGET_EVERY_S = 600.0
 LOOKED_WITHIN_S = 5.0
 INFINITE = float("inf")
 MOVED = (errors.LedgerFenced, errors.LedgerClosed)  # also if a move fenced the ledger
-Receipt = Callable[[errors.LedgerError | None], None]
-"""Called with None once the acknowledgement is durable; with an error if it cannot become durable.
-"""
 
 _log = logging.getLogger(__name__)
-
-
-class AckedSet(Protocol):
-    """The acknowledgements of a subscription that consumers use, in memory."""
-
-    durable: int
-    rows: BitMap64
-
-    def take_changes(self) -> AckChanges: ...
-
-
-class Served(Protocol):
-    """The subscription at this broker (ConsumerCursor)."""
-
-    failure: errors.LedgerError | None
-
-    def fail(self, error: errors.LedgerError) -> None:
-        """Called when nothing more is written for the subscription."""
-
-    async def verify(self) -> None:
-        """Reads the subscription's record, and fails the subscription if the record names another
-        owner. Raises StoreError."""
-
-    def was_durable(self, partition: int, epoch: int, position: int) -> None:
-        """Called when the position in the partition is durable, in this epoch of the owner."""
-
-
-@dataclass(slots=True)
-class _User:
-    """A subscription that consumers use here. `is_known`: the open ledger has its state, so it is
-    enough to write its changes. `position`: its position in the write under way, or in the last
-    write."""
-
-    served: Served
-    acks: AckedSet
-    is_known: bool = False
-    is_dirty: bool = False
-    position: int | None = None
 
 
 class PartitionAcks:
@@ -123,7 +79,7 @@ class PartitionAcks:
         self._states: dict[AckKey, AckState] = {}  # of subscriptions that no consumer uses
         # Those of `_states` of which the ledger lacks a part; True: no other place has the part.
         self._unwritten: dict[AckKey, bool] = {}
-        self._users: dict[AckKey, _User] = {}
+        self._users: dict[AckKey, User] = {}
         self.delays = DelayRecords(self._start)
         self._receipts: list[tuple[Served | None, Receipt]] = []  # that wait for the next write
         self._under_way: list[tuple[Served | None, Receipt]] | None = None  # for the present write
@@ -208,7 +164,7 @@ class PartitionAcks:
         is_known = is_state and key in self._states and key not in self._unwritten
         self._states.pop(key, None)
         is_dirty = self._unwritten.pop(key, False)
-        self._users[key] = _User(served, acks, is_known and self._ledger is not None)
+        self._users[key] = User(served, acks, is_known and self._ledger is not None)
         if is_dirty:
             self.changed(key)
 
@@ -265,11 +221,11 @@ class PartitionAcks:
     async def rewritten(self, keys: Iterable[AckKey]) -> None:
         """Returns once changes in these `states` without consumers are durable, as `durable`."""
         self._unwritten |= dict.fromkeys(keys, True)
-        await _wait_for_receipt(self._when_released_durable)
+        await wait_for_receipt(self._when_released_durable)
 
     async def durable(self, key: AckKey) -> None:
         """Waits until the acknowledgements are durable. Raises why they cannot become durable."""
-        await _wait_for_receipt(lambda receipt: self.when_durable(key, receipt))
+        await wait_for_receipt(lambda receipt: self.when_durable(key, receipt))
 
     def _when_released_durable(self, receipt: Receipt) -> None:
         """As `when_durable`, for the subscriptions that no consumer uses any more."""
@@ -304,7 +260,7 @@ class PartitionAcks:
         """Writes the changes that are not durable, closes the ledger, and ends."""
         try:
             async with asyncio.timeout(timeout_s):
-                of_released = _wait_for_receipt(self._when_released_durable)
+                of_released = wait_for_receipt(self._when_released_durable)
                 await asyncio.gather(*map(self.durable, list(self._users)), of_released)
                 if self._task is not None:
                     await cancel(self._task)
@@ -584,16 +540,3 @@ class PartitionAcks:
             for key in unused:  # else a succession in the node may begin with one of them
                 self._states.pop(key, None)
                 self._unwritten.pop(key, None)
-
-
-async def _wait_for_receipt(ask: Callable[[Receipt], None]) -> None:
-    """Calls `ask` with a receipt, and waits until the receipt is called. Raises its error."""
-    future = asyncio.Future[errors.LedgerError | None]()
-
-    def receipt(error: errors.LedgerError | None) -> None:
-        if not future.done():
-            future.set_result(error)
-
-    ask(receipt)
-    if (error := await future) is not None:
-        raise error

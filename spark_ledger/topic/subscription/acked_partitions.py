@@ -15,7 +15,8 @@ from pyroaring import BitMap64
 from spark_ledger import errors
 from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckKey, AckState, released
-from spark_ledger.topic.acks.partition_acks import AckedSet, PartitionAcks, Receipt, Served
+from spark_ledger.topic.acks.partition_acks import PartitionAcks
+from spark_ledger.topic.acks.served import AckedSet, Receipt, Served
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription.nodes import SubscriptionView
 from spark_ledger.topic.subscription.records import SubscriptionShare, newest

@@ -17,7 +17,7 @@ from spark_ledger.metadata.store import Check, Operation, Set, Watcher
 from spark_ledger.metadata.store_calls import unavailable_while
 from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckState
-from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
+from spark_ledger.topic.acks.served import AckedSet, Receipt
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.acked_partitions import AckedPartitions, floor_of
