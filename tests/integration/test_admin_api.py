@@ -186,7 +186,6 @@ def test_a_message_is_shown_by_its_id_and_as_the_next_of_a_subscription(cluster,
         (f"{topic}/ledger/x/entry/0", 400),
         (f"{peek}/2", 404),
         (f"{peek}/0", 412),
-        (f"{topic}/subscription/gone/position/1", 404),
     ):
         assert ask(url, "GET", path)[0] == status
 

@@ -19,6 +19,7 @@ _OF_SENT = {
     **dict.fromkeys(("lastConsumedFlowTimestamp", "lastConsumedTimestamp"), 0),
     **dict.fromkeys(("lastAckedTimestamp", "drainingHashesCount"), 0),
     **dict.fromkeys(("drainingHashesClearedTotal", "drainingHashesUnackedMessages"), 0),
+    **dict.fromkeys(("firstMessagesSentTimestamp", "firstConsumedFlowTimestamp"), 0),
 }
 _OF_SUBSCRIPTION = {
     **_OF_SENT,
@@ -29,6 +30,11 @@ _OF_SUBSCRIPTION = {
     **dict.fromkeys(("nonContiguousDeletedMessagesRangesSerializedSize",), 0),
     **dict.fromkeys(("filterAcceptedMsgCount", "filterRejectedMsgCount"), 0),
     **dict.fromkeys(("filterRescheduledMsgCount",), 0),
+    **{
+        f"dispatchThrottled{what}EventsBy{of}Limit": 0
+        for what in ("Msg", "Bytes")
+        for of in ("Subscription", "Topic", "Broker")
+    },
 }
 _OF_TOPIC = {
     **_RATES,
@@ -41,6 +47,7 @@ _OF_TOPIC = {
     **dict.fromkeys(("nonContiguousDeletedMessagesRanges", "waitingPublishers"), 0),
     **dict.fromkeys(("nonContiguousDeletedMessagesRangesSerializedSize",), 0),
     **dict.fromkeys(("delayedMessageIndexSizeInBytes",), 0),
+    "oldestBacklogMessageAgeSeconds": -1,
 }
 """The numbers of Pulsar's JSON that are not measured here. They are there because programs expect
 them."""
@@ -146,6 +153,8 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         "type": _TYPES.get(facts.type, facts.type),
         "activeConsumerName": facts.active.name if facts.active is not None else "",
         "isDurable": facts.is_durable,
+        "durable": facts.is_durable,
+        "replicated": False,
         "isReplicated": False,
         "allowOutOfOrderDelivery": False,
         "subscriptionProperties": dict(facts.properties),
@@ -213,7 +222,7 @@ def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
     that is not empty; any other field has the first partition's value."""
     parts = list(stats)
     whole: dict[str, Any] = dict(parts[0]) if parts else {}
-    for name in ("position", "firstOffset", "endOffset", "ownerBroker"):
+    for name in ("position", "firstOffset", "endOffset"):
         whole.pop(name, None)
     for name in whole.keys() & {*SUMMED, *LATEST, *EARLIEST}:
         # the owner of a partition may be of a version that does not give this number

@@ -8,11 +8,12 @@ message too. The n-th is counted in batches: clients count so, since each respon
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
+from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call, number_of
@@ -51,7 +52,9 @@ async def peek(call: Call) -> HttpResponse:
             f"only batches 1 to {NTH_MAX} can be shown, not batch {number}",
         )
     name = call.request.parts["subscription"]
-    positions = await call.client.subscriptions.positions(info.id, name)
+    positions: dict[int, int] = {}
+    with suppress(errors.SubscriptionNotFound):  # then all that the partition has
+        positions = await call.client.subscriptions.positions(info.id, name)
     topic, owned = await call.owned(info, "Peek messages")
     used = {subscription.name: subscription for subscription in topic.subscriptions.used_here()}
     dispatcher = used[name].dispatcher_of(owned.number) if name in used else None

@@ -45,6 +45,8 @@ from spark_ledger.topic.subscription.records import NO_PROPERTIES
 
 HERE = "here"
 """With this flag in a request, the broker answers only for its own partitions."""
+WHOLE_NAMESPACE = "0x00000000_0xffffffff"
+"""The one bundle of every namespace."""
 _log = logging.getLogger(__name__)
 
 Stats = dict[str, Any]
@@ -126,6 +128,30 @@ async def internal_info_of(call: Call) -> Any:
     if number is None and info.policies.partitioned:
         return {"version": 0, "partitions": _named(info, shown)}
     return shown[number or 0]
+
+
+async def of_this_broker(call: Call) -> Any:
+    """The statistics of every partition of this broker, from its memory alone: without the
+    subscriptions that no client uses here, and without the bytes of open ledgers."""
+    broker, whole = call.broker, dict[str, Any]()
+    now_ms = broker.clock.now_ms()
+    for topic in broker.open_topics():
+        name = topic.info.name
+        of_namespace = whole.setdefault(f"{name.tenant}/{name.namespace}", {WHOLE_NAMESPACE: {}})
+        shown = of_namespace[WHOLE_NAMESPACE].setdefault("persistent", {})
+        for partition in list(topic.partitions.values()):
+            end = partition.log.open_end
+            rows = 0 if end.live is None else end.end - end.live.base
+            live = LiveEnd(last_entry=end.last_entry, rows=rows)
+            part = _stats_of_owned(topic, partition, {}, live, now_ms)
+            shown[_partition_name(topic.info, partition.number)] = _asked_for(call, part)
+        await asyncio.sleep(0)
+    return whole
+
+
+def _partition_name(info: TopicInfo, number: int) -> str:
+    partitioned = info.policies.partitioned
+    return f"{info.name.full}-partition-{number}" if partitioned else info.name.full
 
 
 async def bytes_since(broker: Broker, owned: OwnedPartition, info: TopicInfo, offset: int) -> int:

@@ -12,20 +12,22 @@ from spark_ledger import errors
 from spark_ledger.broker.admin.access import HttpRefusal, check_no_page
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.messages import shown_id
-from spark_ledger.broker.admin.stats import HERE, ask_brokers, ask_other_owners, is_in_use
+from spark_ledger.broker.admin.stats import (
+    HERE,
+    WHOLE_NAMESPACE,
+    ask_brokers,
+    ask_other_owners,
+    is_in_use,
+)
 from spark_ledger.broker.admin.subscriptions import properties_of
 from spark_ledger.broker.log.membership import brokers_alive
 from spark_ledger.broker.names import ledger_number, parse
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.http import HttpResponse
-from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.log.policies import PARTITIONS_MAX
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
-LIST_AT_ONCE = 64
-WHOLE_NAMESPACE = "0x00000000_0xffffffff"
-"""The one bundle of every namespace."""
 UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
@@ -245,16 +247,7 @@ async def remove_property(call: Call) -> None:
 
 async def topics(call: Call) -> Any:
     """The topics of the namespace; a partitioned topic appears as the names of its partitions."""
-    await call.namespaces.check(call.namespace)
-
-    async def names(info: TopicInfo) -> list[str]:
-        if not info.policies.partitioned:
-            return [info.name.full]
-        count = await _count(call, info)
-        return [f"{info.name.full}-partition-{number}" for number in range(count)]
-
-    infos = await call.client.topics.in_namespace(call.namespace)
-    return [name for group in await call_each(names, infos, LIST_AT_ONCE) for name in group]
+    return await call.broker.catalog.names_in(call.namespace)
 
 
 async def partitioned_topics(call: Call) -> Any:

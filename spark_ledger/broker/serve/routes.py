@@ -83,6 +83,7 @@ ROUTES = (
     RouteEntry("POST", f"{_BROKERS}/configuration/{{name}}/{{value}}", brokers.set_dynamic),
     RouteEntry("DELETE", f"{_BROKERS}/configuration/{{name}}", brokers.set_dynamic),
     RouteEntry("GET", f"{_BROKERS}/internal-configuration", brokers.stores),
+    RouteEntry("GET", f"{_V2}/broker-stats/topics", stats.of_this_broker),
     RouteEntry("GET", _BROKERS, brokers.active),
     RouteEntry("GET", f"{_BROKERS}/{{cluster}}", brokers.active),
     RouteEntry(

@@ -58,6 +58,7 @@ def test_positions_from_both_ends_count_batches(monkeypatch):
             ("subscription/s/position/1", b"zero"),
             ("subscription/s/position/2", b"two"),
             ("subscription/s/position/3", b"four"),
+            ("subscription/gone/position/2", b"two"),
             ("examinemessage?initialPosition=earliest&messagePosition=2", b"two"),
             ("examinemessage?initialPosition=earliest&messagePosition=9", b"four"),
             ("examinemessage?initialPosition=latest&messagePosition=1", b"four"),
@@ -73,7 +74,6 @@ def test_positions_from_both_ends_count_batches(monkeypatch):
         for path, status in (
             ("subscription/s/position/3", 404),
             ("subscription/s/position/x", 400),
-            ("subscription/gone/position/1", 404),
             ("examinemessage?messagePosition=x", 400),
         ):
             assert (await ask("GET", f"{P}/{path}"))[0] == status, path
@@ -257,6 +257,17 @@ def test_statistics_leave_out_what_is_not_asked_for(monkeypatch):
             _, less = await ask("GET", f"{path}excludePublishers=true&excludeConsumers=true")
             assert less["publishers"] == []
             assert all(part["publishers"] == [] for part in less.get("partitions", {}).values())
+
+    with_messages(act, monkeypatch)
+
+
+def test_a_broker_shows_its_own_partitions_from_memory(monkeypatch):
+    async def act(ask, broker, ledger):
+        _, shown = await ask("GET", f"{V2}/broker-stats/topics?excludePublishers=true")
+        of_topics = shown["public/default"]["0x00000000_0xffffffff"]["persistent"]
+        (part,) = of_topics.values()
+        assert list(of_topics) == ["persistent://public/default/t-partition-0"]
+        assert (part["msgInCounter"], part["endOffset"], part["publishers"]) == (5, 5, [])
 
     with_messages(act, monkeypatch)
 
