@@ -6,11 +6,15 @@ import pulsar
 import pytest
 
 from spark_ledger import errors
-from tests.integration.pulsar_clients import TIMEOUT_MS, ask
+from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.topic.upkeep.admin import retain
+from tests.integration.pulsar_clients import TIMEOUT_MS, ask, connected, sealed
+from tests.kit.processes import eventually
 
 SHARED = pulsar.ConsumerType.Shared
 EARLIEST = pulsar.InitialPosition.Earliest
 SOON_MS = 1000
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -65,6 +69,14 @@ def test_limits_hold_for_the_client_that_comes_next_and_end_with_their_policy(
     limited(path("maxConsumers", "maxConsumersPerTopic"), 3, of("other"), "ConsumerBusy")
     subscriptions = path("maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic")
     limited(subscriptions, 2, of("third"), "NotAllowedError")
+    none = {"allowAutoSubscriptionCreation": False}
+    policy = path("autoSubscriptionCreation", "autoSubscriptionCreation")
+    assert ask(url, "POST", policy, none) == (204, None)
+    with connected(cluster.broker_url, operation_timeout_seconds=2) as hurried:
+        # Pulsar's client asks again after SubscriptionNotFound, until its time is over
+        assert outcome(lambda: hurried.subscribe(name, "fourth")) == "Timeout"
+    assert "fourth" not in ask(url, "GET", f"persistent/{space}/t/subscriptions")[1]
+    client.create_reader(name, pulsar.MessageId.earliest)
 
 
 def test_a_consumer_gets_no_more_messages_than_it_may_hold(cluster, client, name):
@@ -108,3 +120,30 @@ def test_a_ledger_has_the_quorums_of_its_time(cluster, client, topics, name):
     live = topics.run(topics.client.log(info.id).fold(fresh=True)).partitions[0].live
     record = topics.run(topics.client.ledgers.record(live.ledger_id)).record
     assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (1, 1, 1)
+
+
+def test_without_retention_rows_go_that_every_subscription_has_passed(
+    cluster, client, topics, name
+):
+    path = f"persistent/public/default/{name}/retention"
+    producer, consumer = client.create_producer(name), client.subscribe(name, "s")
+    info = topics.run(topics.client.topics.open(name))
+    sent = producer.send(b"passed")
+    sealed(topics, name)
+    while consumer.receive(TIMEOUT_MS).message_id().entry_id() == sent.entry_id():
+        pass
+    consumer.acknowledge_cumulative(sent)
+
+    def trimmed():
+        """How many rows retention would take away, two hours from now: rows stay for an hour."""
+        later_ms = topics.run(store_now_ms(topics.client.store)) + 2 * HOUR_MS
+        return topics.run(retain(topics.client, info, None, later_ms)).rows
+
+    assert trimmed() == 0
+    none = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    assert ask(cluster.admin_url, "POST", path, none) == (204, None)
+    consumer.close()
+    assert eventually(lambda: trimmed() > 0)
+    keeps = {"retentionTimeInMinutes": 600, "retentionSizeInMB": -1}
+    assert ask(cluster.admin_url, "POST", path, keeps) == (204, None)
+    assert trimmed() == 0
