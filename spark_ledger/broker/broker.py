@@ -9,7 +9,7 @@ bytes from producers wait to be stored, the broker reads no connection whose bat
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
@@ -23,7 +23,9 @@ from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.log.ownership import Owners, Ownership
 from spark_ledger.broker.log.tail import TailBudget
 from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
-from spark_ledger.broker.names import PartitionName
+from spark_ledger.broker.names import NonPersistentName, PartitionName
+from spark_ledger.broker.nonpersistent.topic import PassingTopic
+from spark_ledger.broker.nonpersistent.topics import NonPersistentTopics
 from spark_ledger.broker.owner.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.owner.owned_topic import REREAD_S, OwnedTopic
 from spark_ledger.broker.produce.live_writer import LiveWriter
@@ -117,6 +119,14 @@ class Broker:
     def topic_lists(self) -> TopicLists:
         return TopicLists(self.client)
 
+    @cached_property
+    def non_persistent(self) -> NonPersistentTopics:
+        return NonPersistentTopics(self.catalog, self.ownership)
+
+    async def look_at_non_persistent(self, others: Iterable[str]) -> None:
+        """As NonPersistentTopics.look."""
+        await self.non_persistent.look(others)
+
     @property
     def incomplete(self) -> Counter:
         """The number of chunked messages that this broker's producers left incomplete."""
@@ -198,6 +208,8 @@ class Broker:
 
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
         """As Catalog.partitions_of."""
+        if isinstance(name.topic, NonPersistentName):
+            return await self.non_persistent.partitions_of(name, create=create)
         topic = self._topics.named(name.topic)
         served = None if topic is None else topic.info
         return await self.catalog.partitions_of(name, create=create, served=served)
@@ -210,6 +222,9 @@ class Broker:
         if name is None:
             self._check_open()
             return self.ownership.url, True
+        if isinstance(name.topic, NonPersistentName):
+            self._check_open()
+            return await self.non_persistent.lookup(name)
         if await self._owned_here(name) is not None:
             self._check_open()
             return self.ownership.url, True
@@ -228,11 +243,13 @@ class Broker:
 
     async def partition(
         self, name: PartitionName, *, create: bool = True
-    ) -> tuple[OwnedTopic, OwnedPartition]:
+    ) -> tuple[OwnedTopic | PassingTopic, OwnedPartition]:
         """The partition, owned by this broker. With `create` a topic that does not exist is made,
         if settings allow it. Raises Refusal (another broker has the partition), errors of the topic
         layer."""
         self._check_open()
+        if isinstance(name.topic, NonPersistentName):
+            return await self.non_persistent.partition(name, create=create)
         if (owned := await self._owned_here(name)) is not None:
             return owned
         info, number, partitions = await self.catalog.find_partition(name, create=create)

@@ -26,9 +26,14 @@ class NamedPartition(NamedTuple):
 def names_of(info: TopicInfo) -> list[str]:
     """The topic's name as clients have it in lists; the names of its partitions if it is
     partitioned."""
-    if not info.policies.partitioned:
-        return [info.name.full]
-    return [f"{info.name.full}-partition-{number}" for number in range(info.partitions)]
+    return names_of_partitions(info.name, info.partitions if info.policies.partitioned else 0)
+
+
+def names_of_partitions(topic: TopicName, partitions: int) -> list[str]:
+    """As `names_of`; 0: the topic is not partitioned."""
+    if not partitions:
+        return [topic.full]
+    return [f"{topic.full}-partition-{number}" for number in range(partitions)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed, unsigned
+from spark_ledger.metadata import paths
 from spark_ledger.topic.log.names import TopicName, parse_partition_name, parse_topic
 from spark_ledger.topic.log.producers import PRODUCER_NAME_BYTES_MAX
 
@@ -25,6 +26,28 @@ NOWHERE = unsigned(-1)
 NOT_PARTITIONED = -1
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class NonPersistentName(TopicName):
+    """The name of a topic whose messages are only in memory. It is never the name of a topic of
+    the topic layer, which refuses it."""
+
+    @property
+    def full(self) -> str:
+        return f"{_NON_PERSISTENT}{self.tenant}/{self.namespace}/{self.name}"
+
+    @property
+    def short(self) -> str:
+        return self.full
+
+    @property
+    def path(self) -> str:
+        """The path of the topic's record."""
+        return f"{paths.non_persistent_topics(self.tenant, self.namespace)}/{self.name}"
+
+    def __str__(self) -> str:
+        return self.full
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionName:
     """A topic, and the number of a partition; None: the client's name has no number."""
@@ -35,14 +58,16 @@ class PartitionName:
 
 def parse(text: str) -> PartitionName:
     """Raises Refusal."""
-    if text.startswith(_NON_PERSISTENT):
-        raise Refusal(ServerError.NOT_ALLOWED, f"{text[:_TEXT_MAX]}: topics are persistent here")
+    is_stored = not text.startswith(_NON_PERSISTENT)
     try:
-        topic = parse_topic(text)
+        topic = parse_topic(text if is_stored else text.removeprefix("non-"))
     except errors.TopicNameInvalid as error:
         # after InvalidTopicName the C++ client would repeat the request until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
-    return PartitionName(*(parse_partition_name(topic) or (topic, None)))
+    topic, number = parse_partition_name(topic) or (topic, None)
+    if not is_stored:
+        topic = NonPersistentName(topic.tenant, topic.namespace, topic.name)
+    return PartitionName(topic, number)
 
 
 def parse_looked_up(text: str) -> PartitionName | None:

@@ -6,7 +6,7 @@ partitions. While no broker reaches the store, no broker counts as dead.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -36,6 +36,8 @@ SETTLE_S = 30.0
 """Partitions move to the brokers on which they fall after the set of brokers has not changed for
 this time."""
 GIVE_EVERY_S, GIVE_MAX = 2.0, 10
+LOOK_EVERY_S = 10.0
+"""How often non-persistent topics are looked at that may be deleted."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,8 @@ class WatchedBroker(Protocol):
     def open_topics(self) -> list[OwnedTopic]: ...
 
     async def serve(self, topic_id: str, owners: Owners) -> None: ...
+
+    async def look_at_non_persistent(self, others: Iterable[str]) -> None: ...
 
 
 class Watch:
@@ -115,7 +119,7 @@ class Watch:
         when others come, give them the partitions that fall on them."""
         alive_before: frozenset[str] = frozenset()
         loop = asyncio.get_running_loop()
-        give_s = loop.time() + SETTLE_S
+        give_s, look_s = loop.time() + SETTLE_S, loop.time()
         while True:
             try:
                 if loop.time() < self._others_return_s:
@@ -125,6 +129,9 @@ class Watch:
                 self._broker.cursors.set_older_brokers(self._broker.ownership.membership.has_older)
                 if alive_before - alive or self._broker.ownership.membership.has_buried:
                     await self.take_over()
+                if alive_before != alive or loop.time() >= look_s:
+                    await self._broker.look_at_non_persistent(alive)
+                    look_s = loop.time() + LOOK_EVERY_S
                 if alive_before != alive:
                     give_s = loop.time() + SETTLE_S
                 alive_before = alive

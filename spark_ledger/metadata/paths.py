@@ -21,6 +21,7 @@ INTENTS = "/intents"
 QUERIES = "/queries"  # by query and target: the intent of the newest run
 TXNS = "/txns"
 TOPICS = "/topics"
+NON_PERSISTENT = "/non-persistent"
 TOPIC_IDS = "/topic-ids"
 TOPICS_DELETED = "/topics-deleted"
 STORE_CLOCK = "/store-clock"
@@ -122,6 +123,11 @@ def namespace(tenant: str, name: str) -> str:
 
 def topic_name(tenant: str, in_namespace: str, topic: str) -> str:
     return f"{namespace(tenant, in_namespace)}/{topic}"
+
+
+def non_persistent_topics(tenant: str, namespace: str) -> str:
+    """The folder of the records of a namespace's topics that are only in memory."""
+    return f"{NON_PERSISTENT}/{tenant}/{namespace}"
 
 
 def topic(topic_id: str) -> str:

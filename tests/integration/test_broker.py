@@ -271,8 +271,6 @@ def test_what_is_taken_or_not_built_is_refused_by_pulsars_own_errors(client, clu
             other.create_producer(name, access_mode=pulsar.ProducerAccessMode.Exclusive)
         with pytest.raises(pulsar.ConsumerBusy):
             other.subscribe(name, "s")
-        with pytest.raises(pulsar.PulsarException):
-            other.create_producer(f"non-persistent://public/default/{name}")
 
 
 @pytest.mark.parametrize("wrong", ["a b", "x" * 300])

@@ -186,8 +186,6 @@ def test_a_service_url_of_http_works_unchanged(stage):
             initial_position=pulsar.InitialPosition.Earliest,
         )
         assert len([pattern.receive(TIMEOUT_MS) for _ in range(41)]) == 41
-        with pytest.raises(pulsar.PulsarException):
-            client.create_producer(f"non-persistent://public/default/{stage.name}")
 
 
 def test_topics_are_made_in_namespaces_that_are_there_as_these_say(stage):

@@ -66,7 +66,7 @@ FLOORS = {
         serve
         admin
         broker
-        topic_lists
+        nonpersistent topic_lists
         catalog watch
         store_contact
         owner

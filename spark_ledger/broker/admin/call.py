@@ -115,7 +115,9 @@ class Call:
         await self.one_partition(info, what)
         url, is_here = await self.broker.lookup(self.name, authoritative=False)
         if is_here:
-            return await self.broker.partition(self.name, create=False)
+            topic, owned = await self.broker.partition(self.name, create=False)
+            assert isinstance(topic, OwnedTopic), "the name is that of a topic with a log"
+            return topic, owned
         path = quote(self.request.path)
         path += f"?{urlencode(self.request.query)}" if self.request.query else ""
         raise HttpRefusal(

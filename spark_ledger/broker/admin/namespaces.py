@@ -5,6 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.broker.admin import non_persistent
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.policies import ANONYMOUS, check_clusters, from_pulsar
@@ -97,9 +98,16 @@ async def delete_namespace(call: Call) -> None:
                 await admin.delete(name)
 
         await call_each(delete, names)
+        await non_persistent.delete_all(call)
+    elif await non_persistent.names_in(call):
+        raise errors.NamespaceInUse(f"namespace '{call.namespace}' has non-persistent topics")
     await call.namespaces.delete(call.namespace)
 
 
 async def topics_of_namespace(call: Call) -> Any:
-    topics = await call.broker.catalog.names_in(call.namespace)
-    return [] if call.request.query.get("mode") == "NON_PERSISTENT" else topics
+    mode, topics = call.request.query.get("mode", "PERSISTENT"), list[str]()
+    if mode != "NON_PERSISTENT":
+        topics += await call.broker.catalog.names_in(call.namespace)
+    if mode != "PERSISTENT":
+        topics += await non_persistent.names_in(call)
+    return topics

@@ -210,7 +210,7 @@ async def _topic_if_owned(call: Call, info: TopicInfo) -> OwnedTopic | None:
         number = number or 0 if info.policies.partitioned else None
         with suppress(Refusal):  # another broker owns the partition
             owned, _ = await call.broker.partition(PartitionName(info.name, number), create=False)
-            return owned
+            return owned if isinstance(owned, OwnedTopic) else None
     topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
     topic = next(topics, None)
     return topic if topic is not None and len(topic.partitions) == info.partitions else None

@@ -49,7 +49,7 @@ async def partitions(call: Call) -> Any:
 
 
 async def create_partitioned(call: Call) -> None:
-    topic, (count, properties) = await call.whole_topic(), _partitions_in(call)
+    topic, (count, properties) = await call.whole_topic(), partitions_in(call)
     await call.client.topics.create(
         topic.full, count, {"partitioned": True}, makes_namespace=False, properties=properties
     )
@@ -70,7 +70,7 @@ async def _partitioned_topic(call: Call, status: HTTPStatus) -> TopicInfo:
 
 
 async def grow(call: Call) -> None:
-    count, _ = _partitions_in(call)
+    count, _ = partitions_in(call)
     info = await _partitioned_topic(call, HTTPStatus.CONFLICT)
     topic = info.name
     current = await _count(call, info)
@@ -92,7 +92,7 @@ async def delete_partitioned(call: Call) -> None:
     await _delete(call, info)
 
 
-def _partitions_in(call: Call) -> tuple[int, dict[str, str]]:
+def partitions_in(call: Call) -> tuple[int, dict[str, str]]:
     """The number of partitions in the body, alone or with properties. Raises HttpRefusal."""
     count, properties = call.json(), {}
     if isinstance(count, dict):

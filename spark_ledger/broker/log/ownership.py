@@ -162,7 +162,7 @@ class Ownership:
         now = await self.owners(topic_id, fresh=True)
         others = await self.membership.others_alive()
         mine = now.epochs_of(self.broker_id)
-        targets = {number: self._falls_on(topic_id, number, others) for number in mine}
+        targets = {number: self.falls_on(topic_id, number, others) for number in mine}
         moves = {number: to for number, to in targets.items() if to != self.broker_id}
         moves = dict(list(moves.items())[:partitions_max])
         after = now
@@ -204,14 +204,15 @@ class Ownership:
                 del alive[owner.broker]
                 await self.membership.bury(owner.broker)
                 self.membership.has_buried = True
-            chosen = self.broker_id if here else self._falls_on(topic_id, partition, alive)
+            chosen = self.broker_id if here else self.falls_on(topic_id, partition, alive)
             if chosen != self.broker_id:
                 return Owner(chosen, 0 if owner is None else owner.epoch, alive[chosen])
             vacant = self._vacant(topic_id, now, range(partitions), alive)
             await self._take(topic_id, now, [partition, *vacant])
             await tries.retry_or_raise(f"brokers took topic {topic_id} from each other again")
 
-    def _falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
+    def falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
+        """The id of the broker on which the partition falls, among this one and the others."""
         return _choose_broker(f"{topic_id}/{partition}", [*others, self.broker_id])
 
     def _vacant(
@@ -223,7 +224,7 @@ class Ownership:
             number
             for number in numbers
             if ((owner := now.of(number)) is None or owner.broker not in live_brokers)
-            and self._falls_on(topic_id, number, others) == self.broker_id
+            and self.falls_on(topic_id, number, others) == self.broker_id
         ]
 
     async def _take(self, topic_id: str, now: Owners, numbers: list[int]) -> bool:

@@ -219,9 +219,11 @@ async def _lookup(client: Caller, part: Any) -> None:
 async def _topics_of_namespace(client: Caller, part: Any) -> None:
     mode = checked(TopicsMode, part.mode, "mode of lists of topics")
     topics: list[str] = []
-    if mode is not TopicsMode.NON_PERSISTENT:
-        with suppress(errors.NamespaceNotFound):  # Pulsar's broker responds with an empty list, too
-            topics = await client.broker.catalog.names_in(part.namespace)
+    with suppress(errors.NamespaceNotFound):  # Pulsar's broker responds with an empty list, too
+        if mode is not TopicsMode.NON_PERSISTENT:
+            topics += await client.broker.catalog.names_in(part.namespace)
+        if mode is not TopicsMode.PERSISTENT:
+            topics += await client.broker.non_persistent.names_in(part.namespace)
     pattern = None
     with suppress(PatternRefused):  # then the client filters the list by itself
         pattern = TopicsPattern.parse(part.topics_pattern) if part.topics_pattern else None
@@ -258,11 +260,13 @@ async def _producer(client: Caller, part: Any) -> None:
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
-    await topic.backlogs.check(partition.number)
-    info = await _with_policies_of_now(client.broker, topic)
-    schema_version = await version_to_send(client.broker, info, part)
-    if part.initial_subscription_name:
-        await topic.subscriptions.make(part.initial_subscription_name)
+    schema_version, info = b"", topic.info
+    if isinstance(topic, OwnedTopic):
+        await topic.backlogs.check(partition.number)
+        info = await _with_policies_of_now(client.broker, topic)
+        schema_version = await version_to_send(client.broker, info, part)
+        if part.initial_subscription_name:
+            await topic.subscriptions.make(part.initial_subscription_name)
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
@@ -344,8 +348,10 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
-    info = await _with_policies_of_now(client.broker, topic)
-    if declared is not None:
+    is_stored, info = isinstance(topic, OwnedTopic), topic.info
+    if isinstance(topic, OwnedTopic):
+        info = await _with_policies_of_now(client.broker, topic)
+    if declared is not None and is_stored:
         await check_consumer_schema(client.broker, info, partition, declared)
 
     async def start() -> int:
@@ -368,7 +374,7 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         partition,
         part.subscription,
         request,
-        durable=part.durable,
+        durable=part.durable and is_stored,
         start=start,
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,

@@ -17,6 +17,7 @@ from spark_ledger.broker.admin import (
     brokers,
     messages,
     namespaces,
+    non_persistent,
     policy_verbs,
     schemas,
     stats,
@@ -62,6 +63,7 @@ _TENANT = f"{_V2}/tenants/{{tenant}}"
 _NAMESPACE = f"{_V2}/namespaces/{{tenant}}/{{namespace}}"
 _TOPICS = f"{_V2}/persistent/{{tenant}}/{{namespace}}"
 _TOPIC = f"{_TOPICS}/{{topic}}"
+_PASSING = f"{_V2}/non-persistent/{{tenant}}/{{namespace}}"
 _SCHEMAS = f"{_V2}/schemas/{{tenant}}/{{namespace}}/{{topic}}"
 _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
 _LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
@@ -161,6 +163,16 @@ ROUTES = (
     ),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
+    RouteEntry("GET", _PASSING, non_persistent.names_in),
+    RouteEntry("GET", f"{_PASSING}/partitioned", non_persistent.partitioned_topics),
+    RouteEntry("PUT", f"{_PASSING}/{{topic}}", non_persistent.create_topic),
+    RouteEntry("DELETE", f"{_PASSING}/{{topic}}", non_persistent.delete_topic),
+    RouteEntry("GET", f"{_PASSING}/{{topic}}/partitions", non_persistent.partitions),
+    RouteEntry("PUT", f"{_PASSING}/{{topic}}/partitions", non_persistent.create_partitioned),
+    RouteEntry("POST", f"{_PASSING}/{{topic}}/partitions", non_persistent.grow),
+    RouteEntry("DELETE", f"{_PASSING}/{{topic}}/partitions", non_persistent.delete_topic),
+    RouteEntry("GET", f"{_PASSING}/{{topic}}/stats", non_persistent.topic_stats),
+    RouteEntry("GET", f"{_PASSING}/{{topic}}/partitioned-stats", non_persistent.partitioned_stats),
 )
 """Every request that a verb answers; docs/pulsar.md lists the same requests."""
 

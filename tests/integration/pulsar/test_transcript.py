@@ -25,8 +25,6 @@ DIFFERENCES = {
     "the_next_messages_of_a_subscription_are_shown": {"of no subscription": 404},
     # an acknowledgement by index is as durable as any other one
     "the_rest_of_a_batch_comes_after_an_unload": {"rest": ["3", "4"]},
-    # every topic is kept
-    "a_topic_that_is_not_kept_is_made": {"a producer": "NotAllowedError"},
 }
 
 

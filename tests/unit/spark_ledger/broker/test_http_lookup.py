@@ -23,11 +23,17 @@ class Store:
         return b""
 
 
+class NoTopics:
+    async def names_in(self, namespace):
+        return []
+
+
 class Broker:
     """Knows one topic with five partitions; notes what it is asked."""
 
     def __init__(self):
         self.asked, self.catalog, self.client, self.store, self.rng = [], self, self, Store(), None
+        self.non_persistent = NoTopics()
 
     def _check(self, name):
         if name.topic.name == "gone":
@@ -114,7 +120,7 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
         (get("/lookup/v2/topic/persistent/public/default/gone"), 404, "no topic 'gone'"),
         (get("/lookup/v2/topic/persistent/public/default/away"), 503, "did not answer"),
         (get("/lookup/v2/topic/persistent/public/default/defect"), 500, "a defect of the broker"),
-        (get("/lookup/v2/topic/non-persistent/public/default/t"), 412, "persistent here"),
+        (get("/lookup/v2/topic/memory/public/default/t"), 412, "is no name of a topic"),
         (
             get("/lookup/v2/topic/persistent/public/default/t?listenerName=out"),
             503,

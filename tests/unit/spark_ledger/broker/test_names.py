@@ -34,7 +34,8 @@ def test_a_name_says_its_topic_and_partition(text, topic, partition):
 @pytest.mark.parametrize(
     "text",
     [
-        "non-persistent://public/default/t",
+        "non-persistent://public/t",
+        "non-persistent://non-persistent://public/default/t",
         "persistent://public/t",
         "a b",
         "x" * 201,

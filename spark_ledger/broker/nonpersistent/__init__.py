@@ -1,0 +1,1 @@
+"""Topics whose messages are only in memory: `non-persistent://` (decision 48)."""

@@ -1,0 +1,181 @@
+"""Which non-persistent topics there are, and which broker has which partition of them.
+
+    /non-persistent/<tenant>/<namespace>/<topic>   {"partitions": n}, 0: it is not partitioned
+
+Always true: the store is written when a topic is made, grows or is deleted, never for a message. A
+partition is at the broker on which it falls among the brokers that are alive; no record names it.
+While brokers see different brokers alive, a client may be refused, and looks the partition up
+again; messages between two clients at different brokers are lost. `look` ends this: it sends the
+clients away of partitions that fall on other brokers.
+"""
+
+import json
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from spark_ledger import errors
+from spark_ledger.broker.catalog import Catalog, names_of_partitions
+from spark_ledger.broker.log.ownership import Ownership
+from spark_ledger.broker.names import NonPersistentName, PartitionName
+from spark_ledger.broker.nonpersistent.topic import PassingTopic
+from spark_ledger.broker.owner.owned_partition import OwnedPartition, owned_elsewhere
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import not_held_checks
+from spark_ledger.metadata.store import NodeExists, NoNode, OutcomeUnknown
+from spark_ledger.metadata.store_calls import names_in, read, unavailable_while
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.names import TopicName, parse_namespace
+from spark_ledger.topic.log.policies import PARTITIONS_MAX, TopicPolicies
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep.namespaces import Namespaces
+
+
+@dataclass(frozen=True, slots=True)
+class NonPersistentRecords:
+    """The records of a cluster's non-persistent topics. Methods raise errors.Unavailable."""
+
+    client: TopicClient
+
+    async def partitions(self, topic: TopicName) -> int | None:
+        """None: there is no such topic."""
+        with unavailable_while(f"opening topic '{topic}'"):
+            node = await read(self.client.store, topic.path)
+        return None if node is None else _decoded(node.value)
+
+    async def put(self, topic: TopicName, partitions: int) -> int:
+        """Make the topic, unless it exists; a partitioned one may grow. Returns its number of
+        partitions."""
+        store = self.client.store
+        with unavailable_while(f"making topic '{topic}'"):
+            await not_held_checks(store)
+            with suppress(NodeExists, OutcomeUnknown):
+                await store.create(topic.path, _encoded(partitions), parents=True)
+            node = await store.get(topic.path)
+            if 0 < _decoded(node.value) < partitions:
+                await store.set(topic.path, _encoded(partitions), node.version)
+                return partitions
+        return _decoded(node.value)
+
+    async def delete(self, topic: TopicName) -> None:
+        with unavailable_while(f"deleting topic '{topic}'"), suppress(NoNode, OutcomeUnknown):
+            await not_held_checks(self.client.store)
+            await self.client.store.delete(topic.path)
+
+    async def in_namespace(self, namespace: str) -> dict[NonPersistentName, int]:
+        """The topics by name, with their numbers of partitions."""
+        tenant, name = parse_namespace(namespace)
+        store, folder = self.client.store, paths.non_persistent_topics(tenant, name)
+        with unavailable_while(f"listing the topics of namespace '{namespace}'"):
+            await store.sync(folder)
+            topics = [NonPersistentName(tenant, name, t) for t in await names_in(store, folder)]
+            nodes = await store.get_many([topic.path for topic in topics])
+        records = zip(topics, nodes, strict=True)
+        return {topic: _decoded(node.value) for topic, node in records if node is not None}
+
+
+class NonPersistentTopics:
+    """Those of one broker. Methods raise errors.Unavailable."""
+
+    def __init__(self, catalog: Catalog, ownership: Ownership) -> None:
+        self.records = NonPersistentRecords(catalog.client)
+        self.open: dict[TopicName, PassingTopic] = {}
+        """The topics that clients have used here."""
+        self._catalog, self._ownership = catalog, ownership
+
+    async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
+        """As Catalog.partitions_of."""
+        if name.partition is not None:
+            return 0
+        partitions = await self.records.partitions(name.topic)
+        if partitions is None:
+            partitions = await self._catalog.partitions_when_made(name.topic, create=create)
+            if partitions:
+                partitions = await self.records.put(name.topic, partitions)
+        return partitions
+
+    async def names_in(self, namespace: str) -> list[str]:
+        """As Catalog.names_in."""
+        await Namespaces(self._catalog.client.store, self._catalog.client.rng).check(namespace)
+        topics = await self.records.in_namespace(namespace)
+        return [
+            name for topic, count in topics.items() for name in names_of_partitions(topic, count)
+        ]
+
+    async def owner_of(self, topic: TopicName, number: int) -> tuple[str, str]:
+        """The id and the URL of the broker on which the partition falls."""
+        others = await self._ownership.membership.others_alive()
+        broker = self._ownership.falls_on(topic.full, number, others)
+        return broker, others.get(broker, self._ownership.url)
+
+    async def lookup(self, name: PartitionName) -> tuple[str, bool]:
+        """The URL of the broker that has the partition, and whether that is this broker. Raises
+        Refusal if clients may not make the topic."""
+        partitions = await self.records.partitions(name.topic)
+        if partitions is None and name.partition is None:
+            await self._catalog.partitions_when_made(name.topic, create=True)
+        broker, url = await self.owner_of(name.topic, number_of(name, partitions or 0))
+        return url, broker == self._ownership.broker_id
+
+    async def partition(
+        self, name: PartitionName, *, create: bool
+    ) -> tuple[PassingTopic, OwnedPartition]:
+        """The partition at this broker. Raises Refusal, for example if it falls on another."""
+        topic, partitions = name.topic, await self.records.partitions(name.topic)
+        if partitions is None:
+            partitions = await self._catalog.partitions_when_made(
+                topic, create=create and name.partition is None
+            )
+            partitions = await self.records.put(topic, partitions)
+        number, policies = number_of(name, partitions), TopicPolicies(partitioned=partitions > 0)
+        id_ = str(uuid.uuid5(uuid.NAMESPACE_URL, topic.full))
+        info = TopicInfo(id_, topic, max(1, partitions), policies)
+        if (await self.owner_of(topic, number))[0] != self._ownership.broker_id:
+            raise owned_elsewhere(info, number)
+        served = self.open.get(topic)
+        if served is not None and served.info.policies != policies:  # it was deleted and made anew
+            served.leave_all()
+        if served is None or served.is_ended:
+            served = self.open[topic] = PassingTopic(self._catalog.client, info)
+        return served, served.partition(number)
+
+    async def look(self, others: Iterable[str]) -> None:
+        """Send the clients away of partitions that fall on other brokers, or that are deleted, and
+        forget topics that no client uses. `others`: the other brokers that are alive."""
+        topics = list(self.open.values())
+        with unavailable_while("looking for deleted topics"):
+            nodes = await self._catalog.client.store.get_many(
+                [topic.info.name.path for topic in topics]
+            )
+        for topic, node in zip(topics, nodes, strict=True):
+            for number in list(topic.partitions):
+                broker = self._ownership.falls_on(topic.info.name.full, number, others)
+                if node is None or broker != self._ownership.broker_id:
+                    topic.leave(number)
+
+
+def number_of(name: PartitionName, partitions: int) -> int:
+    """The partition that a client names. Raises Refusal."""
+    number = name.partition
+    if number is None and not partitions:
+        return 0
+    if number is None or number >= partitions:
+        message = f"topic {name.topic} has {partitions} partitions, not partition {number}"
+        raise Refusal(ServerError.TOPIC_NOT_FOUND, message)
+    return number
+
+
+def _encoded(partitions: int) -> bytes:
+    return json.dumps({"partitions": partitions}).encode()
+
+
+def _decoded(value: bytes) -> int:
+    try:
+        partitions = json.loads(value)["partitions"]
+    except errors.MALFORMED as why:
+        raise errors.UnsupportedFormat(f"a non-persistent topic is unreadable: {why!r}") from why
+    if type(partitions) is not int or not 0 <= partitions <= PARTITIONS_MAX:
+        raise errors.UnsupportedFormat(f"a non-persistent topic has {partitions!r} partitions")
+    return partitions
