@@ -1,11 +1,11 @@
-"""Lists of topics as Pulsar's clients ask for them: filtered by a pattern, with a hash, once or
-followed as topics come and go.
+"""Lists of topics, as Pulsar's clients ask for them: filtered by a pattern, with a hash. A client
+may ask once, or watch the list and get its changes.
 
 Always true: there is one watch in the store for a namespace, however many clients watch its topics.
 After a change in the store, each list is brought up to date, and then its watches send the change.
-A pattern of a client cannot stop the broker: RE2 matches a name in a time that is linear in the
-lengths of name and pattern, `steps_of` bounds what repetitions make of the pattern, and long lists
-are matched in a thread, one list at a time.
+A pattern of a client cannot stop the broker. RE2 matches a name in a time that is linear in the
+lengths of name and pattern; `steps_of` bounds the length of the pattern with its repetitions
+written out; and long lists are matched in a thread, one list at a time.
 """
 
 import asyncio
@@ -32,13 +32,14 @@ from spark_ledger.topic.upkeep.namespaces import Namespaces
 PATTERN_CHARS_MAX = 50
 """As Pulsar's default. A client with a longer pattern filters lists by itself."""
 STEPS_MAX = 500
-"""A pattern of 430 steps takes 0.1 ms a name at worst, a usual one 4 us."""
+"""A pattern of 430 steps takes 0.1 ms for a name at worst; a usual pattern takes 4 us."""
 MATCHED_AT_ONCE_MAX = 50
 """More names are matched in a thread."""
 WATCHES_MAX = 1_000
 NAMES_MAX = 2_000_000
-"""Of all watches of a broker, and of the lists of all their patterns (8 bytes a name, since the
-names are shared): beyond that clients ask for lists by themselves, as with a long pattern."""
+"""How many watches a broker has, and how many names the lists of their patterns have (8 bytes each,
+since lists share names). Beyond that, clients ask for lists again and again, as with a long
+pattern."""
 REREAD_S, READ_GAP_S, RETRY_S = 60.0, 0.2, 1.0
 _DOMAIN = re.compile(r"(non-)?persistent://")
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
@@ -47,7 +48,8 @@ _log = logging.getLogger(__name__)
 
 
 class PatternRefused(Refusal):
-    """The broker does not filter by this pattern; after NotAllowedError the client does."""
+    """The broker does not filter by this pattern. After NotAllowedError the client filters the list
+    itself."""
 
     def __init__(self, pattern: str, reason: str) -> None:
         message = f"the pattern '{pattern[:PATTERN_CHARS_MAX]}' {reason}: filter the list yourself"
@@ -115,7 +117,7 @@ class MatchingTopics:
         return self._hash
 
     def change(self, new: list[str], deleted: frozenset[str]) -> None:
-        """`new` matches, `deleted` may have other topics too."""
+        """`new` are topics that match; `deleted` may also have topics that do not match."""
         gone = [topic for topic in self.topics if topic in deleted] if deleted else []
         if not new and not gone:
             return
@@ -126,7 +128,7 @@ class MatchingTopics:
         self._changed = asyncio.Event()
 
     async def change_since(self, before: list[str]) -> Change:
-        """Wait until `topics` is another list than `before`; returns what happened since."""
+        """Wait until `topics` is another list than `before`; returns the change from `before`."""
         while self.topics is before:
             await self._changed.wait()
         if self._last.before is before:
@@ -138,12 +140,13 @@ class MatchingTopics:
 class WatchedNamespace:
     """The topics of a namespace that clients watch: one watch in the store, however many clients.
 
-    A topic that grew, and one that was made again within a moment, is noticed after REREAD_S."""
+    A topic that got more partitions, or was deleted and made again at once, is noticed after
+    REREAD_S."""
 
     def __init__(self, client: TopicClient, lists: "TopicLists", namespace: str) -> None:
         self.patterns: dict[str, MatchingTopics] = {}
         self.topics: list[str] = []
-        """As clients have their names; a change replaces the list."""
+        """The names that clients use; a change replaces the list."""
         self._client, self._lists, self._namespace = client, lists, namespace
         self._names_of: dict[str, list[str]] = {}  # by topic
         self._changed = asyncio.Event()
@@ -152,7 +155,7 @@ class WatchedNamespace:
     async def start(self) -> None:
         """Raises errors.NamespaceNotFound, errors.Unavailable."""
         await Namespaces(self._client.store, self._client.rng).check(self._namespace)
-        await self._read(all_=True)
+        await self._read(every_record=True)
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def stop(self) -> None:
@@ -160,7 +163,7 @@ class WatchedNamespace:
             self._task.cancel()
 
     async def matching(self, pattern: TopicsPattern) -> MatchingTopics:
-        """The topics that match, which are kept up to date until `patterns` has them no more."""
+        """The topics that match; they are kept up to date as long as they are in `patterns`."""
         while pattern.regex not in self.patterns:
             topics = self.topics
             matching = MatchingTopics(pattern, await self._lists.matching(pattern, topics))
@@ -172,7 +175,7 @@ class WatchedNamespace:
         while True:
             is_change = await woken(self._changed, REREAD_S)
             try:
-                await self._read(all_=not is_change)
+                await self._read(every_record=not is_change)
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("the topics of %s cannot be listed now: %s", self._namespace, error)
                 self._changed.set()
@@ -182,12 +185,12 @@ class WatchedNamespace:
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(READ_GAP_S)
 
-    async def _read(self, *, all_: bool) -> None:
-        """Read the names of topics, the records of new topics, and with `all_` all records."""
+    async def _read(self, *, every_record: bool) -> None:
+        """Read the names of topics, and the records of new topics or of all topics."""
         self._changed.clear()
         tenant, namespace = parse_namespace(self._namespace)
         names = await self._client.topics.names_in(self._namespace, self._changed.set)
-        unread = [name for name in names if all_ or name not in self._names_of]
+        unread = [name for name in names if every_record or name not in self._names_of]
         infos = await self._client.topics.infos(
             [TopicName(tenant, namespace, name) for name in unread]
         )
@@ -198,7 +201,8 @@ class WatchedNamespace:
             for name in names
             if name in read or name in before
         }
-        old, self.topics = self.topics, [one for group in self._names_of.values() for one in group]
+        old = self.topics
+        self.topics = [topic for topics in self._names_of.values() for topic in topics]
         new = sorted(frozenset(self.topics).difference(old))
         deleted = frozenset(old).difference(self.topics)
         for matching in list(self.patterns.values()):
@@ -213,7 +217,7 @@ class TopicLists:
         self._client = client
         self._thread, self._opening = asyncio.Lock(), asyncio.Lock()
         self.namespaces: dict[str, WatchedNamespace] = {}
-        """Those that clients watch."""
+        """The namespaces that clients watch."""
         self.watches = 0
 
     async def watch(self, namespace: str, pattern_text: str) -> MatchingTopics:
@@ -239,7 +243,7 @@ class TopicLists:
         """A watch of these topics has ended."""
         matching.watches -= 1
         self.watches -= 1
-        if not self._opening.locked():  # else the next call of `watch` does this
+        if not self._opening.locked():  # otherwise the next call of `watch` does this
             self._drop_unused()
 
     def _drop_unused(self) -> None:

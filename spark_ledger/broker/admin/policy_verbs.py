@@ -1,7 +1,7 @@
-"""Verbs on the policies of namespaces and topics: one for each verb, whichever the policy.
+"""Verbs on the policies of namespaces and topics: one function shows, sets or unsets any policy.
 
-Always true: the namespace, or the topic, exists before a policy of it is shown or changed. What is
-set on a topic counts before what is set on its namespace.
+Always true: the namespace, or the topic, exists before a policy of it is shown or changed. A policy
+that is set on a topic counts before the same policy of its namespace.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -32,7 +32,7 @@ from spark_ledger.topic.log.policies import (
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
 Verb = Callable[[Call], Awaitable[Any]]
-"""It returns a response, or the JSON for a response; None: a response without content."""
+"""A verb returns a response, or the JSON of a response; None: a response without content."""
 
 
 class RouteEntry(NamedTuple):
@@ -89,11 +89,11 @@ class _Topics:
         return await call.client.topics.own_policies(await call.existing_topic())
 
     async def present(self, call: Call) -> Values:
-        counting = asdict((await call.existing_topic()).policies)
+        values = asdict((await call.existing_topic()).policies)
         for name in ("consumer_unacked_max", "subscription_unacked_max"):
-            if counting[name] is None:
-                counting[name] = getattr(call.broker.settings, name)
-        return counting
+            if values[name] is None:
+                values[name] = getattr(call.broker.settings, name)
+        return values
 
     async def change(self, call: Call, changes: Values) -> None:
         if call.is_on("isGlobal"):
@@ -101,7 +101,7 @@ class _Topics:
                 HTTPStatus.NOT_IMPLEMENTED, "there is one cluster: leave isGlobal out, or false"
             )
         name = (await call.existing_topic()).name.full
-        if changes.get("retention") == INHERIT:  # it is always a topic's own
+        if changes.get("retention") == INHERIT:  # a topic always has a retention of its own
             retention = (await call.client.topics.inherited_policies(name)).retention
             changes = {**changes, "retention": retention}
         await TopicAdmin(call.client).change_policies(name, changes)
@@ -114,9 +114,13 @@ NAMESPACES: Level = _Namespaces()
 TOPICS: Level = _Topics()
 
 
+async def _values(level: Level, call: Call) -> Values:
+    """With the flag `applied`, the policies that count; otherwise those that are set."""
+    return await (level.present(call) if call.is_on("applied") else level.values(call))
+
+
 async def _show(level: Level, policy: PulsarPolicy, call: Call) -> Any:
-    counting = level.present if call.is_on("applied") else level.values
-    return level.shown(policy, await counting(call))
+    return level.shown(policy, await _values(level, call))
 
 
 async def _set(level: Level, policy: PulsarPolicy, call: Call) -> None:
@@ -138,8 +142,7 @@ async def _unset(level: Level, policy: PulsarPolicy, call: Call) -> None:
 
 
 async def _quotas(level: Level, call: Call) -> Any:
-    counting = level.present if call.is_on("applied") else level.values
-    return policies.quotas(await counting(call))
+    return policies.quotas(await _values(level, call))
 
 
 async def _set_quota(level: Level, call: Call) -> None:
@@ -168,19 +171,21 @@ _VERBS: dict[str, Callable[[Level, PulsarPolicy, Call], Awaitable[Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Below:
-    """The routes of one level, below this path."""
+class _LevelRoutes:
+    """The routes of one level, below the path `root`."""
 
     root: str
     level: Level
 
-    def of(self, policy: PulsarPolicy, path: str, verbs: tuple[str, ...]) -> Iterator[RouteEntry]:
+    def of_policy(
+        self, policy: PulsarPolicy, path: str, verbs: tuple[str, ...]
+    ) -> Iterator[RouteEntry]:
         for method in verbs if path else ():
             yield RouteEntry(
                 method, f"{self.root}/{path}", partial(_VERBS[method], self.level, policy)
             )
 
-    def others(self, not_built: Values) -> Iterator[RouteEntry]:
+    def of_quotas_and_not_built(self, not_built: Values) -> Iterator[RouteEntry]:
         yield RouteEntry("GET", f"{self.root}/backlogQuotaMap", partial(_quotas, self.level))
         yield RouteEntry("POST", f"{self.root}/backlogQuota", partial(_set_quota, self.level))
         yield RouteEntry("DELETE", f"{self.root}/backlogQuota", partial(_unset_quota, self.level))
@@ -193,18 +198,19 @@ class _Below:
 
 def of_namespaces(root: str) -> Iterator[RouteEntry]:
     """The routes of the policies of namespaces; `root` is the path of a namespace."""
-    below = _Below(root, NAMESPACES)
+    routes = _LevelRoutes(root, NAMESPACES)
     for policy in POLICIES:
-        yield from below.of(policy, policy.namespace, policy.verbs)
-    yield from below.others(NOT_BUILT_OF_NAMESPACES)
+        yield from routes.of_policy(policy, policy.namespace, policy.verbs)
+    yield from routes.of_quotas_and_not_built(NOT_BUILT_OF_NAMESPACES)
 
 
 def of_topics(root: str) -> Iterator[RouteEntry]:
     """The routes of the policies of topics; `root` is the path of a topic."""
-    below = _Below(root, TOPICS)
+    routes = _LevelRoutes(root, TOPICS)
     for policy in POLICIES:
-        yield from below.of(policy, policy.topic, tuple(dict.fromkeys((*policy.verbs, "DELETE"))))
-    yield from below.others(NOT_BUILT_OF_TOPICS)
+        verbs = tuple(dict.fromkeys((*policy.verbs, "DELETE")))
+        yield from routes.of_policy(policy, policy.topic, verbs)
+    yield from routes.of_quotas_and_not_built(NOT_BUILT_OF_TOPICS)
 
 
 async def all_policies(call: Call) -> Any:
@@ -220,7 +226,7 @@ async def properties(call: Call) -> Any:
 
 
 async def put_properties(call: Call) -> None:
-    """The given properties are added to those that are there."""
+    """Add the given properties to the present properties."""
     given = policies.checked_object(call.json())
     if not all(isinstance(value, str) for value in given.values()):
         raise wrong_shape("properties are texts by their names")

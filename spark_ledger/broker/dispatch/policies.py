@@ -29,27 +29,29 @@ class Receiver(Protocol):
 C = TypeVar("C", bound=Receiver)
 
 
-class Policy(Protocol):
-    """`announces`: the broker announces to each consumer whether it is active."""
+class Policy:
+    """The base of all policies: any number of consumers, none of them active, and no choice."""
 
-    announces: bool
+    announces = False
+    """Whether the broker announces to each consumer whether it is active."""
 
     def admits(self, consumers: Sequence[Receiver]) -> bool:
         """Whether one more consumer may join these."""
+        return True
 
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
         """The consumer that gets all messages; None if there is no consumer, or several consumers
         share them."""
+        return None
 
     def choice(self) -> ReceiverChoice | None:
         """The choice of the consumer that gets a part; None for a policy with an active
         consumer."""
+        return None
 
 
-class Exclusive:
+class Exclusive(Policy):
     """One consumer at a time. A reader's subscription has this policy too."""
-
-    announces = False
 
     def admits(self, consumers: Sequence[Receiver]) -> bool:
         return not consumers
@@ -57,58 +59,34 @@ class Exclusive:
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
         return consumers[0] if consumers else None
 
-    def choice(self) -> ReceiverChoice | None:
-        return None
 
-
-class Failover:
+class Failover(Policy):
     """The n consumers with the best priority (the lowest number) are sorted by name; the consumer
     at index `partition mod n` is active. So these consumers share the partitions."""
 
     announces = True
-
-    def admits(self, consumers: Sequence[Receiver]) -> bool:
-        return True
 
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
         ordered = sorted(consumers, key=lambda consumer: (consumer.priority, consumer.name))
         best = [consumer for consumer in ordered if consumer.priority == ordered[0].priority]
         return best[partition % len(best)] if best else None
 
-    def choice(self) -> ReceiverChoice | None:
-        return None
 
-
-class Shared:
+class Shared(Policy):
     """All consumers get messages, in turns."""
-
-    announces = False
-
-    def admits(self, consumers: Sequence[Receiver]) -> bool:
-        return True
-
-    def active(self, consumers: Sequence[C], partition: int) -> C | None:
-        return None
 
     def choice(self) -> ReceiverChoice | None:
         return RoundRobin()
 
 
 @dataclass(frozen=True)
-class KeyShared:
+class KeyShared(Policy):
     """Each consumer gets the messages of its keys. `sticky`: each consumer gives the ranges of
     slots that it gets. Unless `in_order`, a message may be sent before an earlier message of its
     key."""
 
-    announces = False
     sticky: bool = False
     in_order: bool = True
-
-    def admits(self, consumers: Sequence[Receiver]) -> bool:
-        return True
-
-    def active(self, consumers: Sequence[C], partition: int) -> C | None:
-        return None
 
     def choice(self) -> ReceiverChoice | None:
         owners: SlotOwners[Member] = StickyRanges() if self.sticky else EvenSlots()

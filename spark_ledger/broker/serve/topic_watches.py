@@ -1,7 +1,7 @@
 """The watches of lists of topics that one client has.
 
-Always true: a client gets the changes of a list in their order, each once, and after the list.
-While a connection has no room, no change is sent; what happened meanwhile becomes one change.
+Always true: a client gets the list, and then its changes in their order, each once. While a
+connection has no room, no change is sent; the changes of this time are then sent as one change.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from spark_ledger.broker.wire.frames import encode
 from spark_ledger.broker.wire.link import Link
 
 NAMES_AT_ONCE = 5_000
-"""More names of a change go into further frames: a name has some 620 bytes at most."""
+"""How many names one frame has at most; further names of a change go into further frames. A name
+has some 620 bytes at most."""
 
 
 class TopicWatches:
@@ -22,22 +23,22 @@ class TopicWatches:
         self._tasks: dict[int, asyncio.Task[None] | None] = {}
         """By the client's number of the watch; None: the watch is being opened."""
 
-    async def open(self, lists: TopicLists, part: Any) -> MatchingTopics:
-        """The list, whose changes are sent from now on. A watch of this number ends. Raises as
-        TopicLists.watch."""
-        self.close(part.watcher_id)
-        self._tasks[part.watcher_id] = None
+    async def open(self, lists: TopicLists, request: Any) -> MatchingTopics:
+        """The list; from now on its changes are sent. An earlier watch of this number ends. Raises
+        as TopicLists.watch."""
+        self.close(request.watcher_id)
+        self._tasks[request.watcher_id] = None
         try:
-            matching = await lists.watch(part.namespace, part.topics_pattern)
+            matching = await lists.watch(request.namespace, request.topics_pattern)
         except BaseException:
-            self.close(part.watcher_id)
+            self.close(request.watcher_id)
             raise
-        if self._tasks.get(part.watcher_id, self) is not None or not self._link.open:
+        if self._tasks.get(request.watcher_id, self) is not None or not self._link.open:
             lists.leave(matching)
-            message = f"the watch {part.watcher_id} was closed before it was made"
+            message = f"the watch {request.watcher_id} was closed before it was made"
             raise Refusal(ServerError.SERVICE_NOT_READY, message)
-        sending = self._send_changes(part.watcher_id, matching, matching.topics)
-        task = self._tasks[part.watcher_id] = asyncio.get_running_loop().create_task(sending)
+        sending = self._send_changes(request.watcher_id, matching, matching.topics)
+        task = self._tasks[request.watcher_id] = asyncio.get_running_loop().create_task(sending)
         task.add_done_callback(lambda _: lists.leave(matching))
         return matching
 

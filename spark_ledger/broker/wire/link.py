@@ -52,7 +52,7 @@ class Link(Protocol):
 class ClientFacts:
     """What statistics show of the client of a producer or consumer. `since_ms`: when the producer
     or consumer was made (ms since the epoch); `properties`: those that the client gave it;
-    `encrypts`: whether the client says that it encrypts its messages."""
+    `encrypts`: whether its client declares that it encrypts messages."""
 
     link: Link
     version: str = ""
