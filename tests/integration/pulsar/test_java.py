@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger_demo.jars import JarsMissing, jars_of
 from tests.integration.pulsar_clients import write, write_columns
 from tests.kit import pulsar_java
+from tests.kit.processes import eventually
 
 TIMEOUT_MS = 30_000
 START_TIMEOUT_S = 60.0
@@ -122,6 +124,29 @@ def test_typed_rows_are_objects_to_java_also_without_a_class_for_them(jars, clus
         "generic": "1 Bern",
         "a wrong type": "refused",
     }
+
+
+def test_a_consumer_by_pattern_sees_topics_of_clients_and_of_spark_as_they_come(jars, cluster):
+    stem = f"persistent://public/default/w{uuid.uuid4().hex[:8]}"
+    topics = blocking.topics(cluster.service_url)
+    client = pulsar.Client(
+        cluster.broker_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
+
+    def later_topics():
+        eventually(lambda: topics.run(topics.client.topics.find(f"{stem}-a")) is not None)
+        topics.run(topics.client.topics.create(f"{stem}-b", 4))
+        for number in range(4):
+            client.create_producer(f"{stem}-b-partition-{number}").send(b"b%d" % number)
+
+    later = threading.Thread(target=later_topics)
+    later.start()
+    try:
+        program = Path(__file__).with_name("Patterns.java")
+        assert pulsar_java.run(program, cluster.broker_url, stem).strip() == "[a, b0, b1, b2, b3]"
+    finally:
+        later.join()
+        client.close()
 
 
 def test_java_sends_and_receives_over_a_broker_that_listens_on_ipv6_alone(
