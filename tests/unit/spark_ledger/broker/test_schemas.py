@@ -10,6 +10,7 @@ from spark_ledger import errors
 from spark_ledger.broker.serve.commands import COMMANDS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
+from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.topic.schema import registry
 from tests.unit.spark_ledger.broker.two_brokers import Brokers
 from tests.unit.spark_ledger.topic.stage import play
@@ -53,6 +54,7 @@ class Client:
 
     def facts(self, metadata):
         """What statistics show of a client."""
+        return ClientFacts("", "", 0, {})
 
     def send_consumer_away(self, consumer):
         """The consumer is not sent away here."""
