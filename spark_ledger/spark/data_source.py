@@ -40,18 +40,13 @@ class LedgerDataSource(DataSource):
         if not has_payload(shape.value_format):
             return read_schema(shape)
         from spark_ledger.spark.read.topics_read import TopicsRead
-        from spark_ledger.spark.rows.typed_values import registered_schema, spark_payload
+        from spark_ledger.spark.rows.typed_values import spark_payload
 
         topics = TopicsRead(options.either_read_options(self.options))
-        registered = topics.cluster.run(
-            registered_schema(
-                *(topics.cluster.client.schemas, list(topics.infos.values())),
-                shape.value_format,
-                declared=False,
-            )
-        )
-        assert registered is not None, "a topic without a registered schema raises"
-        return read_schema(shape, spark_payload(registered))
+        registered = topics.read_schema(declared=None)
+        assert registered.columns is not None, "a topic without a registered schema raises"
+        payload = spark_payload(registered.columns)
+        return read_schema(shape, payload, with_version=registered.with_version)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         exclude_from_gc(Moment.LOADING)

@@ -49,6 +49,7 @@ def batch_of(
     encrypted: bool = False,
     names_highest: bool = True,
     key: str | None = None,
+    schema_version: bytes = b"",
 ) -> bytes:
     """A batch of these messages; `count`: the number of messages in its metadata, if it is another.
     `names_highest`: as Java's client, not as the one in C++. `key`: all messages have it, and a
@@ -72,6 +73,7 @@ def batch_of(
         uncompressed_size=len(payload) if uncompressed is None else uncompressed,
         encryption_keys=[b"k"] if encrypted else [],
         partition_key=key,
+        schema_version=schema_version or None,
     )
     return build_batch(metadata, compress(payload))
 

@@ -52,7 +52,7 @@ FLOORS = {
         blocking parts views
         task_reader
         client
-        subscription
+        subscription values
         read
         acks
         commit

@@ -266,8 +266,9 @@ READ_OPTIONS = (
     ),
     Option(
         *("onBadEntry", READ, Choice(("fail", "skip", "raw")), "fail"),
-        "for stored rows that cannot be decoded: `fail`, with their place; `skip` them; `raw`: one"
-        " row with the bytes as `value` (see Rows that cannot be decoded)",
+        "for stored rows, and values of clients' schemas, that cannot be decoded: `fail`, with"
+        " their place; `skip` them; `raw`: one row with the bytes as `value` (see Rows that cannot"
+        " be decoded)",
     ),
     Option(
         *("onOtherFormat", READ, Choice(("fail", "skip", "null")), "fail"),
@@ -279,7 +280,7 @@ READ_OPTIONS = (
         *("valueFormat", READ, Choice(FORMATS), "binary"),
         "`binary`; `string`: `value` is text; `json`: the columns are the fields of the JSON text"
         " in `value`; `arrow`: the columns that were written; `schema`: the columns of the topic's"
-        " registered schema (see Typed values)",
+        " registered schema, also of a schema that Pulsar's clients declared (see Typed values)",
     ),
     Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
     Option("includeMetadata", READ, Flag(), "false", "adds columns with the place of a row"),

@@ -28,6 +28,7 @@ from spark_ledger.topic.read.plan import Cutting, ReadTask, pack_tasks
 from spark_ledger.topic.read.row_blocks import Block
 
 if TYPE_CHECKING:
+    from spark_ledger.spark.rows.client_values import ClientPayloads
     from spark_ledger.spark.rows.typed_values import ValueReader
 
 
@@ -87,8 +88,13 @@ def read_rows(
     exclude_from_gc(Moment.CONNECTED)
 
     others = OtherRows(OnOtherFormat(options.on_other_format), typed=values is not None)
+    clients = _client_payloads(values, others, options.on_bad_entry)
 
     def to_spark(rows: Block, topic: str) -> pa.RecordBatch:
+        if clients is not None and not rows.typed and topic in clients.topics:
+            decoded = clients.of(rows, topic)
+            batch = columns.to_spark(decoded.rows, topic, arrow, decoded.columns)
+            return columns.with_keys(rows, batch, keys, decoded.kept)
         is_other = others.accepts(rows, topic)
         if is_other and others.policy is OnOtherFormat.SKIP:
             return arrow_nulls(arrow, count=0)
@@ -97,7 +103,7 @@ def read_rows(
             nulls = arrow_nulls(values.payload, rows.num_rows).columns
             payload = nulls if is_other else values.columns(rows, topic)
         batch = columns.to_spark(rows, topic, arrow, payload, null_value=is_other)
-        return batch if keys is None else columns.with_keys(rows, batch, keys)
+        return columns.with_keys(rows, batch, keys)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for task in reads.tasks:
@@ -110,8 +116,21 @@ def read_rows(
             ):
                 yield to_spark(rows, task.topic)
         others.end()
+        if clients is not None:
+            clients.end()
 
     return filter(attrgetter("num_rows"), batches())
+
+
+def _client_payloads(
+    values: "ValueReader | None", others: OtherRows, on_bad_entry: str
+) -> "ClientPayloads | None":
+    """None if no topic has values of clients."""
+    if values is None or not values.clients:
+        return None
+    from spark_ledger.spark.rows.client_values import ClientPayloads
+
+    return ClientPayloads(values, others, on_bad_entry)
 
 
 def arrow_nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:

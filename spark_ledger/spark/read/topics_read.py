@@ -44,7 +44,11 @@ from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.subscription.lag import PartitionLag
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_ledger.spark.rows.client_values import ReadSchema
     from spark_ledger.spark.rows.typed_values import ValueReader
+    from spark_ledger.topic.values.reader import ClientReader
 
 RESCAN_S = 0.5
 RESCANS_MISSED_MAX = 2
@@ -78,6 +82,7 @@ class TopicsRead:
         exclude_from_gc(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
         self._left_out_topics: dict[str, TopicInfo] = {}
+        self._client_readers: dict[str, ClientReader] = {}  # by topic id
         self._client = self.cluster.client
         self._live = LiveEnds(self._client.ledgers)
         self._planner = planning.Planner(self._client, self._live, options)
@@ -179,17 +184,28 @@ class TopicsRead:
 
     def values(self, declared: StructType) -> "ValueReader | None":
         """The reader of payloads into the declared columns, by the schemas registered now; None if
-        the format has no typed rows. Raises the errors of registered_schema and ValueReader.of."""
-        value_format = self.options.value_format
-        if not has_payload(value_format):
+        the format has no typed rows. Raises the errors of read_schema and ValueReader.of."""
+        if not has_payload(self.options.value_format):
             return None
-        from spark_ledger.spark.rows.typed_values import ValueReader, registered_schema
+        from spark_ledger.spark.rows.typed_values import ValueReader, arrow_payload
+
+        payload = payload_of(declared)
+        schema = self.read_schema(arrow_payload(payload))
+        return ValueReader.of(self.options.value_format, payload, schema.columns, schema.clients)
+
+    def read_schema(self, declared: "pa.Schema | None") -> "ReadSchema":
+        """The payload's columns, by the schemas registered now; `declared` are the columns that the
+        user declared. Raises the errors of registered_schema and read_schema_of."""
+        from spark_ledger.spark.rows import client_values, typed_values
 
         infos, schemas = list(self.infos.values()), self._client.schemas
-        registered = self.cluster.run(
-            registered_schema(schemas, infos, value_format, declared=True)
-        )
-        return ValueReader.of(value_format, payload_of(declared), registered)
+        if self.options.value_format != typed_values.SCHEMA:
+            registered = typed_values.registered_schema(
+                schemas, infos, self.options.value_format, declared=declared is not None
+            )
+            return client_values.ReadSchema(self.cluster.run(registered), {})
+        by_topic = [(info, self.cluster.run(schemas.of(info))) for info in infos]
+        return client_values.read_schema_of(by_topic, declared, self._client_readers)
 
     def close(self) -> None:
         """Stop following live segments. The topics' followers go on: other readers of the process

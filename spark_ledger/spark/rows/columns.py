@@ -47,6 +47,7 @@ from spark_ledger.spark.options.options import ShapeOptions
 from spark_ledger.spark.options.table import PAYLOAD_FORMATS
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.entry.message_batch import (
+    CLIENT_VERSION,
     EVENT_TIME,
     HEADERS,
     KEY,
@@ -66,6 +67,7 @@ MakeColumn = Callable[[Block, str, pa.DataType], pa.Array]
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
+VERSION_COLUMN = "__schemaVersion"
 CREATE_TIME = 0
 """Kafka's timestampType for the time at which the writer made the entry."""
 BYTES: Kinds = (BinaryType(), StringType())
@@ -95,9 +97,12 @@ def has_payload(value_format: str) -> bool:
     return value_format in PAYLOAD_FORMATS
 
 
-def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> StructType:
+def read_schema(
+    shape: ShapeOptions, payload: StructType | None = None, *, with_version: bool = False
+) -> StructType:
     """The columns of a read for which the user declares no schema; `payload` are the payload's
-    columns in a format with typed rows. Raises SchemaReservedColumn."""
+    columns in a format with typed rows, `with_version` adds the schema's version to them. Raises
+    SchemaReservedColumn."""
     payload_fields: list[StructField] = []
     if has_payload(shape.value_format):
         assert payload is not None, "the payload's columns are looked up first"
@@ -108,7 +113,9 @@ def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> Struc
     other_fields = [
         StructField(column.name, TEXT[0] if is_text and column.name == "value" else column.kinds[0])
         for column in _columns(shape.value_format).values()
-        if not column.shape_option or getattr(shape, column.shape_option)
+        if not column.shape_option
+        or getattr(shape, column.shape_option)
+        or (with_version and column.name == VERSION_COLUMN)
     ]
     return StructType([*payload_fields, *other_fields])
 
@@ -238,14 +245,23 @@ def to_spark(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def with_keys(rows: Block, batch: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
-    """The rows of `batch` that have one of the keys. `batch` was made from `rows`, row by row."""
+def with_keys(
+    rows: Block,
+    batch: pa.RecordBatch,
+    keys: Sequence[bytes] | None,
+    kept: pa.Array | None = None,
+) -> pa.RecordBatch:
+    """The rows of `batch` that have one of the keys (None: any key), and that the mask `kept` has.
+    `batch` was made from `rows`, row by row."""
+    if keys is None:
+        return batch if kept is None else batch.filter(kept)
     import pyarrow.compute as pc
 
     column = _entry_column(rows, KEY)
     if column is None:
         return batch.slice(0, 0)
     mask = pc.is_in(column, value_set=of_list(keys, pa.binary()))
+    mask = mask if kept is None else pc.and_(mask, kept)
     return batch if pc.all(mask).as_py() else batch.filter(mask)
 
 
@@ -334,6 +350,14 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     return pc.binary_join_element_wise(*(of_numpy(part).cast(pa.string()) for part in parts), ":")
 
 
+def _schema_versions(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+    """The topic's numbers of the versions; 0 for a row without a version."""
+    index = -1 if rows.typed else rows.record_batch.schema.get_field_index(CLIENT_VERSION)
+    if index < 0:
+        return _VERSION_OF_BLOCK(rows, topic, kind)
+    return _cast(rows.record_batch.column(index).fill_null(0), kind)
+
+
 def _constant_column(value_of: Callable[[Block, str], str | int]) -> MakeColumn:
     """Makes a column with one value in all rows: a slice of a longer, cached column."""
 
@@ -362,7 +386,7 @@ def _round_up(count: int) -> int:
 # -- all columns -----------------------------------------------------------------------------------
 
 _TOPIC = _constant_column(lambda rows, topic: topic)
-_SCHEMA_VERSION = _constant_column(lambda rows, topic: rows.schema_version)
+_VERSION_OF_BLOCK = _constant_column(lambda rows, topic: rows.schema_version)
 _HEADERS: Kinds = (HEADERS_TYPE,)
 _META, _PRODUCER = "include_metadata", "include_producer"
 
@@ -385,7 +409,7 @@ _UNTYPED = _by_lower(
     Column("entryId", LONG, _same_in_run("entry"), shape_option=_META),
     Column("batchIndex", INT, _counting_up("entry_row"), shape_option=_META),
     Column("messageId", TEXT, _message_ids, shape_option=_META),
-    Column("schemaVersion", INT, _SCHEMA_VERSION, shape_option=_META),
+    Column("schemaVersion", INT, _VERSION_OF_BLOCK, shape_option=_META),
     Column("valueSize", INT, _value_size, VALUE, _META),
     Column(
         "producerName",
@@ -410,7 +434,7 @@ _TYPED = _by_lower(
     Column("__ledgerId", LONG, _same_in_run("ledger"), shape_option=_META),
     Column("__entryId", LONG, _same_in_run("entry"), shape_option=_META),
     Column("__batchIndex", INT, _counting_up("entry_row"), shape_option=_META),
-    Column("__schemaVersion", INT, _SCHEMA_VERSION, shape_option=_META),
+    Column(VERSION_COLUMN, INT, _schema_versions, shape_option=_META),
     *(
         _UNTYPED[name]._replace(name=f"__{_UNTYPED[name].name}")
         for name in ("producername", "sequenceid")

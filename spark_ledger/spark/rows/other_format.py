@@ -10,6 +10,9 @@ With the other policies such rows are counted and logged with their offsets: `sk
 import logging
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 from spark_ledger.topic.read.row_blocks import Block
 
 LOGGED_MAX = 20
@@ -38,17 +41,26 @@ class OtherRows:
         counted."""
         if self.policy is OnOtherFormat.FAIL or rows.typed == self._typed:
             return False
-        self.count += rows.num_rows
-        for run in rows.runs.tolist() if self._logged_runs < LOGGED_MAX else ():
-            partition, offset, count = run[:3]
+        self.accept(rows, topic, np.arange(rows.num_rows))
+        return True
+
+    def accept(self, rows: Block, topic: str, numbers: npt.NDArray[np.int64]) -> None:
+        """Count and log the rows of these numbers in the block, rising."""
+        self.count += len(numbers)
+        ends = np.cumsum(rows.runs["rows"])
+        of_run = np.searchsorted(ends, numbers, side="right")
+        for run in np.flatnonzero(np.bincount(of_run)).tolist():
+            if self._logged_runs == LOGGED_MAX:
+                break
             self._logged_runs += 1
+            first, last = numbers[of_run == run][[0, -1]].tolist()
+            partition, offset = rows.place_of(first)
             _log.warning(
                 "topic %r, partition %d, offsets %d to %d: rows that are %s are %s",
-                *(topic, partition, offset, offset + count - 1),
+                *(topic, partition, offset, offset + last - first),
                 "columns" if rows.typed else "bytes",
                 "left out" if self.policy is OnOtherFormat.SKIP else "given as null",
             )
-        return True
 
     def end(self) -> None:
         """Log the count."""

@@ -3,7 +3,8 @@
     valueFormat   rows in the topic                     columns in Spark
     json          `value` is JSON text, or typed rows   the payload's
     arrow         typed rows: the payload's columns     the payload's
-    schema        as arrow, by a schema that was registered before
+    schema        as arrow, by a schema that was registered before; in a read also values that
+                  Pulsar's clients encoded by a schema (client_values.py)
 
 Always true: the driver, or each task once, chooses the schema before it writes or reads a row; then
 whole columns are selected and cast by name. The payload has the types that topic/schema/records.py
@@ -16,7 +17,7 @@ whose settings have `schema_version(...)`. To read: call `ValueReader.of(...)` i
 `columns(...)` for each entry's rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,7 +44,7 @@ from spark_ledger.spark.options.table import NO_SCHEMA
 from spark_ledger.spark.rows.columns import entry_columns
 from spark_ledger.spark.spark_version import arrow_schema, spark_schema
 from spark_ledger.topic.entry import json_values
-from spark_ledger.topic.entry.message_batch import VALUE, column_of
+from spark_ledger.topic.entry.message_batch import CLIENT_VERSION, VALUE, column_of
 from spark_ledger.topic.entry.payload_columns import check_convertible, conform
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.row_blocks import Block
@@ -51,8 +52,10 @@ from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.records import UNREGISTERED, SchemaVersion, canonical
 from spark_ledger.topic.schema.registry import SchemaRegistry, not_registered
 from spark_ledger.topic.schema.rules import SchemaMode
+from spark_ledger.topic.values.reader import ClientReader
 
 JSON, ARROW, SCHEMA = "json", "arrow", "schema"
+NO_CLIENTS: Mapping[str, ClientReader] = {}
 SparkSchema: TypeAlias = StructType
 """For modules that name Spark's schema in an annotation without loading Spark."""
 
@@ -171,12 +174,19 @@ class ValueReader:
     value_format: str
     payload: pa.Schema
     entry_names: tuple[str, ...] | None
+    clients: Mapping[str, ClientReader]
+    """For topics whose rows may be values of Pulsar's clients, by the topics' short names."""
 
     @classmethod
     def of(
-        cls, value_format: str, payload: StructType, registered: pa.Schema | None
+        cls,
+        value_format: str,
+        payload: StructType,
+        registered: pa.Schema | None,
+        clients: Mapping[str, ClientReader] = NO_CLIENTS,
     ) -> "ValueReader":
-        """`payload` are the columns to read; `registered` is what `registered_schema` returned.
+        """`payload` are the columns to read; `registered` are the topics' columns, of
+        `registered_schema` or of client_values.read_schema_of.
 
         Raises errors.SchemaMissingColumn and errors.SchemaTypeMismatch for a column that the
         topics do not have or have as another type, and the errors of arrow_payload.
@@ -187,12 +197,13 @@ class ValueReader:
         elif registered is not None:
             check_convertible(registered, schema)
         if not len(schema):
-            return cls(value_format, schema, ())
+            return cls(value_format, schema, (), clients)
         if registered is None:
-            return cls(value_format, schema, entry_names=None)
+            return cls(value_format, schema, None, clients)
         lower_names = {name.lower() for name in schema.names}
         registered_names = [name for name in registered.names if name.lower() in lower_names]
-        return cls(value_format, schema, tuple(dict.fromkeys([*schema.names, *registered_names])))
+        names = tuple(dict.fromkeys([*schema.names, *registered_names]))
+        return cls(value_format, schema, names, clients)
 
     def entry_columns(
         self, declared: StructType, *, with_key: bool = False
@@ -201,7 +212,17 @@ class ValueReader:
         `with_key`: a filter needs the key."""
         if self.entry_names is None:
             return None
-        return entry_columns(declared, self.value_format, self.entry_names, with_key=with_key)
+        names = entry_columns(declared, self.value_format, self.entry_names, with_key=with_key)
+        for reader in self.clients.values():
+            names |= reader.entry_columns if len(self.payload) else {CLIENT_VERSION}
+        return names
+
+    def conformed(self, batch: pa.RecordBatch, rows: Block, topic: str) -> list[pa.Array]:
+        """The payload's columns of clients' values, in order. Raises errors.SchemaIncompatible."""
+        try:
+            return list(conform(batch, self.payload).columns)
+        except SchemaIncompatible as error:
+            raise _with_place(error, rows, topic) from error
 
     def columns(self, rows: Block, topic: str) -> list[pa.Array]:
         """The payload's columns of the rows, in order. Raises errors.SchemaIncompatible."""

@@ -84,7 +84,7 @@ def decode_json(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     json_schema = pa.schema([(f.name, _json_type(f.type, f.name)) for f in schema])
     text = _objects(values.view(pa.string()))
     try:
-        batch = _read_lines(text, json_schema)
+        batch = read_lines(text, json_schema)
     except pa.ArrowInvalid as error:
         raise _first_row_error(text, json_schema) from error
     return conform(_from_json_types(batch, schema), schema)
@@ -120,7 +120,7 @@ def _json_type(kind: pa.DataType, path: str, dates: pa.DataType = _TEXT_TYPE) ->
 def _objects(text: pa.StringArray) -> pa.StringArray:
     """The rows without surrounding whitespace; null and empty rows become {}. Raises
     SchemaIncompatible for a row that is not an object."""
-    if not _all_braced(text):
+    if not all_braced(text):
         text = pc.fill_null(pc.ascii_trim_whitespace(text), _text_scalar("{}"))
         text = pc.if_else(pc.equal(pc.binary_length(text), _ZERO), _text_scalar("{}"), text)
         first, last = _outer_bytes(text)
@@ -130,7 +130,8 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
     return text
 
 
-def _all_braced(text: pa.StringArray) -> bool:
+def all_braced(text: pa.StringArray) -> bool:
+    """Whether each row begins with { and ends with }."""
     if text.null_count or not np.diff(offsets_of(text)).all():
         return False
     first, last = _outer_bytes(text)
@@ -143,8 +144,8 @@ def _outer_bytes(text: pa.StringArray) -> tuple[Bytes, Bytes]:
     return data[offsets[:-1]], data[offsets[1:] - 1]
 
 
-def _read_lines(text: pa.StringArray, json_schema: pa.Schema) -> pa.RecordBatch:
-    """Raises ArrowInvalid."""
+def read_lines(text: pa.StringArray, json_schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of `text`, which are all braced, as columns of these types. Raises ArrowInvalid."""
     lines = pc.binary_join_element_wise(text, _text_scalar(""), _text_scalar("\n"))
     lines.validate(full=True)  # the JSON reader does not check that text is UTF-8
     offsets = offsets_of(lines)
@@ -213,7 +214,7 @@ def _first_row_error(text: pa.StringArray, json_schema: pa.Schema) -> errors.Sch
         else:
             text = text.slice(0, half)
     try:
-        _read_lines(text, json_schema)
+        read_lines(text, json_schema)
     except pa.ArrowInvalid as error:
         return _row_error(row, str(error).replace(" in row 0", ""))
     raise AssertionError("if rows cannot be read together, one of them cannot be read alone")
@@ -221,7 +222,7 @@ def _first_row_error(text: pa.StringArray, json_schema: pa.Schema) -> errors.Sch
 
 def _fits(text: pa.StringArray, json_schema: pa.Schema) -> bool:
     try:
-        _read_lines(text, json_schema)
+        read_lines(text, json_schema)
     except pa.ArrowInvalid:
         return False
     return True

@@ -44,9 +44,14 @@ TYPES: dict[str, pa.DataType] = {
 }
 TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messageProperties"}
 """In a typed batch, the names of the columns that are not the topic's own."""
-PRODUCER_NAME, SEQUENCE_ID = "producer_name", "sequence_id"
-PRODUCERS_TYPES: dict[str, pa.DataType] = {PRODUCER_NAME: pa.string(), SEQUENCE_ID: pa.int64()}
-"""The columns that only batches of Pulsar's producers have, beside TYPES."""
+PRODUCER_NAME, SEQUENCE_ID, CLIENT_VERSION = "producer_name", "sequence_id", "client_version"
+PRODUCERS_TYPES: dict[str, pa.DataType] = {
+    PRODUCER_NAME: pa.string(),
+    SEQUENCE_ID: pa.int64(),
+    CLIENT_VERSION: pa.int32(),
+}
+"""The columns that only batches of Pulsar's producers have, beside TYPES. CLIENT_VERSION is the
+clients' number of the schema that the message names; -1 if the message names no number."""
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
@@ -166,6 +171,13 @@ class Header:
         if self.times is None:
             return None
         return np.repeat(self.times["ms"], self.times["rows"])
+
+
+def client_version(name: bytes) -> int | None:
+    """The clients' number of the schema that a batch names; None without a name, -1 for a name that
+    is no number. Clients write the number in 8 bytes, big-endian."""
+    number = int.from_bytes(name, "big") if len(name) == 8 else -1
+    return None if not name else number if number < 1 << 31 else -1
 
 
 def column_of(record_batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -26,6 +26,7 @@ from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.entry.message_batch import (
+    CLIENT_VERSION,
     EVENT_TIME,
     HEADERS,
     HEADERS_TYPE,
@@ -36,6 +37,7 @@ from spark_ledger.topic.entry.message_batch import (
     TYPES,
     VALUE,
     Longs,
+    client_version,
 )
 from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, messages_in, payload_of
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
@@ -45,8 +47,7 @@ ONE_BY_ONE_MESSAGES_MAX = 128
 BUFFER_BYTES_MAX = 1 << 30  # 32-bit offsets
 ALL_TYPES = {**TYPES, **PRODUCERS_TYPES}
 Metadata: TypeAlias = MessageMetadata | SingleMessageMetadata
-_SIZE = Struct(">I")
-_SIGN_BIT, _RANGE = 1 << 63, 1 << 64
+_SIZE, _SIGN_BIT, _RANGE = Struct(">I"), 1 << 63, 1 << 64
 
 
 def decode_batches(
@@ -66,6 +67,9 @@ def decode_batches(
     return decode_one_by_one(batches, payloads, names)
 
 
+_OF_BATCH = (PRODUCER_NAME, CLIENT_VERSION)  # columns of one value in all messages of a batch
+
+
 class KeysAndEnds(NamedTuple):
     """The key of each message of a batch, and the position at which the message ends in the
     payload."""
@@ -83,7 +87,7 @@ def keys_in(batch: Batch) -> KeysAndEnds:
             fields = walk(buffer, [(batch.messages, len(payload))], properties=False)
             keys: list[bytes | None] = [None] * batch.messages
             if bool(fields.has_key.any()):
-                column = _copy_spans(pa.py_buffer(buffer), fields.key, fields.has_key)
+                column = copy_spans(pa.py_buffer(buffer), fields.key, fields.has_key)
                 if bool((fields.base64 & fields.has_key).any()):
                     column = _from_base64(column, fields.base64)
                 keys = column.to_pylist()
@@ -130,28 +134,34 @@ def decode_together(
     fields = walk(buffer, ends, properties=HEADERS in columns)
     data, arrays = pa.py_buffer(buffer), dict[str, pa.Array]()
     if KEY in columns and bool(fields.has_key.any()):
-        keys = _copy_spans(data, fields.key, fields.has_key)
+        keys = copy_spans(data, fields.key, fields.has_key)
         if bool((fields.base64 & fields.has_key).any()):
             keys = _from_base64(keys, fields.base64)
         arrays[KEY] = keys.view(TYPES[KEY])
     if VALUE in columns and not bool(fields.null_value.all()):
-        arrays[VALUE] = _copy_spans(data, fields.value, ~fields.null_value)
+        arrays[VALUE] = copy_spans(data, fields.value, ~fields.null_value)
     if EVENT_TIME in columns and bool(fields.event_ms.any()):
         arrays[EVENT_TIME] = _times(fields.event_ms)
     if HEADERS in columns and bool(fields.properties.any()):
         property_ends = np.concatenate([[0], np.cumsum(fields.properties)])
-        names, texts = _copy_spans(data, fields.name), _copy_spans(data, fields.text)
+        names, texts = copy_spans(data, fields.name), copy_spans(data, fields.text)
         arrays[HEADERS] = _headers(property_ends, names.view(pa.string()), texts)
     counts = [batch.messages for batch in batches]
-    if PRODUCER_NAME in columns:
-        names = of_list([batch.metadata.producer_name for batch in batches], pa.string())
-        indices = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
-        arrays[PRODUCER_NAME] = names.take(of_numpy(indices))
+    for name in (name for name in _OF_BATCH if name in columns):
+        values = of_list([_of_batch(name, batch) for batch in batches], ALL_TYPES[name])
+        if values.null_count < len(values):
+            indices = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
+            arrays[name] = values.take(of_numpy(indices))
     if SEQUENCE_ID in columns:
         batch_ids = np.repeat([_signed(batch.metadata.sequence_id) for batch in batches], counts)
         ids = np.where(fields.has_sequence_id, fields.sequence_id, batch_ids)
         arrays[SEQUENCE_ID] = of_numpy(ids)
     return _record_batch(messages, arrays)
+
+
+def _of_batch(name: str, batch: Batch) -> str | int | None:
+    is_name, metadata = name == PRODUCER_NAME, batch.metadata
+    return metadata.producer_name if is_name else client_version(metadata.schema_version)
 
 
 def _head(metadata: MessageMetadata, size: int) -> bytes:
@@ -173,7 +183,7 @@ def _head(metadata: MessageMetadata, size: int) -> bytes:
     return _SIZE.pack(len(encoded)) + encoded
 
 
-def _copy_spans(
+def copy_spans(
     data: pa.Buffer,
     spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     valid: npt.NDArray[np.bool_] | None = None,
@@ -234,9 +244,9 @@ def decode_one_by_one(
             names = of_list([pair.key for pair in pairs], pa.string())
             texts = of_list([pair.value for pair in pairs], pa.binary())
             arrays[HEADERS] = _headers(np.array(ends), names, texts)
-    if PRODUCER_NAME in columns:
-        names = [[batch.metadata.producer_name] * batch.messages for batch in batches]
-        arrays[PRODUCER_NAME] = of_list([*chain(*names)], pa.string())
+    for name in (name for name in _OF_BATCH if name in columns):
+        of_batches = ([_of_batch(name, batch)] * batch.messages for batch in batches)
+        arrays[name] = of_list([*chain(*of_batches)], ALL_TYPES[name])
     if SEQUENCE_ID in columns:
         batch_metadata = chain(*([batch.metadata] * batch.messages for batch in batches))
         ids = [
@@ -337,8 +347,8 @@ _NAME, _TEXT = 0x0A, 0x12
 _DELIMITED = frozenset((_PROPERTIES, _KEY, _ORDERING_KEY, _NAME, _TEXT))
 _NO_TAG = 0  # past the last field
 _TOO_LONG = 0xFF  # in place of a tag: its number takes more than seven bytes
-_LAST_BITS = np.uint64(0x80808080808080)  # in each of seven bytes: 1 if another byte follows
-_SEVENS = np.uint64(0x7F7F7F7F7F7F7F)
+LAST_BITS = np.uint64(0x80808080808080)  # in each of seven bytes: 1 if another byte follows
+SEVENS = np.uint64(0x7F7F7F7F7F7F7F)
 
 
 class OddMessages(Exception):
@@ -538,16 +548,16 @@ class _Fields:
         rest = words >> np.uint64(8)
         if not bool((rest & np.uint64(0x80)).any()):  # numbers of one byte each, as is usual
             return _Heads(tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2)
-        stop_bits = ~rest & _LAST_BITS
+        stop_bits = ~rest & LAST_BITS
         first_stop_bits = stop_bits & (~stop_bits + np.uint64(1))
         below = first_stop_bits - np.uint64(1)  # the bits below the first stop bit
         nexts = at + 2 + (np.bitwise_count(below) >> 3)
         if not bool(stop_bits.all()):
             tags[is_inside & (stop_bits == 0)] = _TOO_LONG
-        return _Heads(tags, _number(rest & below & _SEVENS).view(np.int64), nexts)
+        return _Heads(tags, join_sevens(rest & below & SEVENS).view(np.int64), nexts)
 
 
-def _number(sevens: Words) -> Words:
+def join_sevens(sevens: Words) -> Words:
     """The numbers made of the low seven bits of each byte."""
     low, high = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
     joined = (sevens & low) | ((sevens & high) >> np.uint64(1))

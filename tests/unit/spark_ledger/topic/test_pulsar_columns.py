@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spark_ledger import errors
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
-from spark_ledger.topic.entry.message_batch import PRODUCER_NAME, SEQUENCE_ID
+from spark_ledger.topic.entry.message_batch import CLIENT_VERSION, PRODUCER_NAME, SEQUENCE_ID
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.kit.pulsar_batches import batch_of, lone, message
 
@@ -162,6 +162,17 @@ def test_damage_is_never_rows_that_protobuf_does_not_find(sent, data):
     made = together(found)
     if made is not None:
         assert shown(made) == shown(one_by_one(found, None))
+
+
+def test_messages_have_the_number_of_the_schema_that_their_batch_names():
+    names = [b"", (7).to_bytes(8, "big"), b"\0\x07", bytes([255] * 8)]
+    for count in (2, 100):
+        sent = [batch_of([message(b"v")] * count, schema_version=name) for name in names]
+        found = [pulsar_batch.parse(batch) for batch in sent]
+        columns = pulsar_columns.decode_batches(found, [CLIENT_VERSION])
+        expected = [number for number in (None, 7, -1, -1) for _ in range(count)]
+        assert columns.column(CLIENT_VERSION).to_pylist() == expected
+        assert not pulsar_columns.decode_batches(found[:1], [CLIENT_VERSION]).schema.names
 
 
 def test_damage_in_properties_that_are_not_asked_for_leaves_the_other_columns_as_they_are():

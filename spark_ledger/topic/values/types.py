@@ -1,0 +1,92 @@
+"""The Arrow types of shapes: raw, as values are decoded, and of the columns of a read. Pure.
+
+Always true: the types of columns are canonical (topic/schema/records.py), and every column, field,
+element and value may be null. The columns are those of Spark's from_avro, but for TIME, which
+from_avro gives as a number. A raw type has no logical types, except that JSON's decimals are
+decimals; a union of several branches is a struct with a member for each branch.
+"""
+
+import pyarrow as pa
+
+from spark_ledger.topic.schema.shapes import ValueShape
+
+_SIMPLE = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+}
+_LOGICAL = {
+    "date": pa.date32(),
+    "time-millis": pa.time64("ns"),
+    "time-micros": pa.time64("ns"),
+    "timestamp-millis": pa.timestamp("us", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+_JOINED = (({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64()))
+"""The kinds of two branches whose union is one column of numbers, and the column's type."""
+
+
+def raw_type(shape: ValueShape, *, of_json: bool = False) -> pa.DataType:
+    """The type of decoded values, before the reader's schema is applied."""
+    if shape.kind == "union":
+        branches = shape.branches
+        if len(branches) == 1:
+            return raw_type(branches[0], of_json=of_json)
+        return _members([raw_type(branch, of_json=of_json) for branch in branches])
+    if shape.logical == "decimal" and of_json:
+        return pa.decimal128(shape.precision, shape.scale)
+    if shape.kind == "record":
+        return pa.struct([(f.name, raw_type(f.shape, of_json=of_json)) for f in shape.fields])
+    if shape.kind in ("array", "map"):
+        return _nested(shape.kind, raw_type(shape.inner[0], of_json=of_json))
+    return _SIMPLE[shape.kind]
+
+
+def column_type(shape: ValueShape) -> pa.DataType:
+    """The type of the column that a read gives. A column that is always null is text."""
+    if shape.kind == "union":
+        branches = shape.branches
+        if not branches:
+            return _SIMPLE["string"]
+        if len(branches) == 1:
+            return column_type(branches[0])
+        return joined_type(shape) or _members([column_type(branch) for branch in branches])
+    if shape.kind == "record":
+        return pa.struct([(field.name, column_type(field.shape)) for field in shape.fields])
+    if shape.kind in ("array", "map"):
+        return _nested(shape.kind, column_type(shape.inner[0]))
+    if shape.logical == "decimal":
+        return pa.decimal128(shape.precision, shape.scale)
+    if shape.kind == "null":
+        return pa.string()
+    return _LOGICAL.get(shape.logical) or _SIMPLE[shape.kind]
+
+
+def joined_type(union: ValueShape) -> pa.DataType | None:
+    """The type of the one column of numbers that a union of two kinds of numbers has."""
+    branches = union.branches
+    kinds = {branch.kind for branch in branches if not branch.logical}
+    if len(branches) == 2:
+        return next((kind for names, kind in _JOINED if kinds == names), None)
+    return None
+
+
+def _members(types: list[pa.DataType]) -> pa.DataType:
+    if not types:
+        return _SIMPLE["null"]
+    return pa.struct([(f"member{i}", kind) for i, kind in enumerate(types)])
+
+
+def _nested(kind: str, inner: pa.DataType) -> pa.DataType:
+    if kind == "array":
+        return pa.list_(pa.field("element", inner))
+    return pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", inner))

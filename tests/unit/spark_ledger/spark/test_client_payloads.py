@@ -1,0 +1,136 @@
+"""Values of clients in a read with valueFormat=schema: which rows a task gives, and by what."""
+
+import logging
+import pickle
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.spark.rows.client_values import ClientPayloads, read_schema_of
+from spark_ledger.spark.rows.other_format import OnOtherFormat, OtherRows
+from spark_ledger.spark.rows.typed_values import ValueReader, spark_payload
+from spark_ledger.topic.log.names import parse_topic
+from spark_ledger.topic.schema.client_schemas import ClientVersion
+from spark_ledger.topic.schema.records import SchemaHead, canonical, version_of
+from spark_ledger.topic.schema.registry import TopicSchema, _CachedVersions
+from tests.kit.client_values import block_of, json_text, record, schema_of
+
+TOPIC = SimpleNamespace(id="id-1", name=parse_topic("flights"))
+FLIGHT = record(("number", "int"), ("carrier", ["null", "string"]))
+LATER = record(("number", "long"), ("carrier", ["null", "string"]), ("gate", "string", "-"))
+
+
+def schema_with(*plain, versions=(), has_text=False, in_force=False, deleted=-1):
+    first = len(versions) + 1
+    declared = [ClientVersion(first + i, schema_of("JSON", one)) for i, one in enumerate(plain)]
+    last = len(versions) + len(plain)
+    head = SchemaHead(last, has_text=has_text, in_force=in_force, deleted=deleted)
+    cached = _CachedVersions((*versions, *declared), 0, head)
+    return TopicSchema(head, tuple(versions), 0, (), cached)
+
+
+def payloads(schema, other=OnOtherFormat.FAIL, bad="fail", declared=None):
+    read = read_schema_of([(TOPIC, schema)], declared, {})
+    columns = read.columns if declared is None else declared
+    values = ValueReader.of("schema", spark_payload(columns), read.columns, read.clients)
+    values = pickle.loads(pickle.dumps(values))
+    return ClientPayloads(values, OtherRows(other, typed=True), bad), values
+
+
+def rows_of(payload, names):
+    batch = pa.RecordBatch.from_arrays(payload.columns, names=names)
+    return (batch if payload.kept is None else batch.filter(payload.kept)).to_pylist()
+
+
+def test_columns_are_those_of_the_newest_version_beside_the_typed_rows_columns():
+    typed = version_of(1, canonical(pa.schema([("gate", pa.string()), ("number", pa.int32())])))
+    read = read_schema_of([(TOPIC, schema_with(FLIGHT, versions=[typed]))], None, {})
+    assert read.columns.names == ["number", "carrier", "gate"]  # those of the newest first
+    read = read_schema_of([(TOPIC, schema_with(FLIGHT, LATER))], None, {})
+    assert read.columns == pa.schema(
+        [("number", pa.int64()), ("carrier", pa.string()), ("gate", pa.string())]
+    )
+    assert not read.with_version
+    with pytest.raises(errors.SchemaNotRegistered, match="valueFormat=binary"):
+        read_schema_of([(TOPIC, schema_with())], None, {})
+
+
+def test_schemas_of_columns_are_no_schemas_that_clients_declared():
+    typed = version_of(1, canonical(pa.schema([("at", pa.date32())])))
+    read = read_schema_of([(TOPIC, schema_with(versions=[typed], in_force=True))], None, {})
+    assert (read.columns.names, read.clients) == (["at"], {})
+
+
+def test_messages_of_a_deleted_version_are_read_by_the_version_that_came_after_it():
+    read = read_schema_of([(TOPIC, schema_with(FLIGHT, LATER, deleted=1))], None, {})
+    assert sorted(read.clients["flights"].versions) == [0, 1]
+    with pytest.raises(errors.SchemaNotRegistered):
+        read_schema_of([(TOPIC, schema_with(FLIGHT, deleted=1))], None, {})
+
+
+def test_a_run_of_a_query_keeps_its_version_when_a_newer_one_comes():
+    kept = {}
+    declared = pa.schema([("number", pa.int32())])
+    first = read_schema_of([(TOPIC, schema_with(FLIGHT))], declared, kept)
+    second = read_schema_of([(TOPIC, schema_with(FLIGHT, LATER))], declared, kept)
+    assert (first.clients["flights"].number, second.clients["flights"].number) == (0, 0)
+    assert sorted(second.clients["flights"].versions) == [0, 1]
+    again = read_schema_of([(TOPIC, schema_with(FLIGHT, LATER))], declared, {})
+    assert again.clients["flights"].number == 1
+
+
+def test_a_bad_value_ends_the_read_with_its_place_or_is_left_out(caplog):
+    rows = block_of([b'{"number":1}', b'{"number":"x"}', b'{"number":3}'])
+    reader, _ = payloads(schema_with(FLIGHT))
+    place = r"topic 'flights', partition 0, offset 1 \(ledger 0, entry 0\): the value cannot be"
+    with pytest.raises(errors.BadEntry, match=place + ' decoded: number: "x" is no int'):
+        reader.of(rows, "flights")
+    reader, values = payloads(schema_with(FLIGHT), bad="skip")
+    with caplog.at_level(logging.WARNING):
+        payload = reader.of(rows, "flights")
+        reader.end()
+    assert [row["number"] for row in rows_of(payload, values.payload.names)] == [1, 3]
+    assert "offset 1" in caplog.text
+    assert "of 1 offsets were not decoded" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "numbers"), [("skip", [1, 3]), ("null", [1, None, 3])])
+def test_bytes_without_a_version_are_rows_of_the_other_format(policy, numbers, caplog):
+    values = [b'{"number":1}', b"bytes", b'{"number":3}']
+    rows = block_of(values, [0, None, 0])
+    reader, _ = payloads(schema_with(FLIGHT))
+    with pytest.raises(errors.SchemaIncompatible, match="partition 0, offset 1: the row is bytes"):
+        reader.of(rows, "flights")
+    reader, values = payloads(schema_with(FLIGHT), OnOtherFormat(policy))
+    with caplog.at_level(logging.WARNING):
+        payload = reader.of(rows, "flights")
+    assert [row["number"] for row in rows_of(payload, values.payload.names)] == numbers
+    assert "offsets 1 to 1: rows that are bytes" in caplog.text
+
+
+@pytest.mark.parametrize(("has_text", "numbers"), [(False, [1, 2, 0]), (True, [1, 2, 0])])
+def test_rows_have_the_topics_numbers_of_their_versions(has_text, numbers):
+    first = 1 if has_text else 0
+    rows = block_of([json_text({"number": 1}), b"{}", None], [first, first + 1, None])
+    reader, _ = payloads(schema_with(FLIGHT, LATER, has_text=has_text))
+    versions = reader.of(rows, "flights").rows.record_batch.column("client_version")
+    assert versions.fill_null(0).to_pylist() == numbers
+
+
+def test_a_declared_type_that_is_narrower_is_taken_and_a_value_beyond_it_has_a_place():
+    declared = pa.schema([("number", pa.int32())])
+    reader, _ = payloads(schema_with(LATER), declared=declared)
+    assert reader.of(block_of([b'{"number":7}']), "flights").columns[0].to_pylist() == [7]
+    with pytest.raises(errors.SchemaIncompatible, match="topic 'flights', partition 0, offset"):
+        reader.of(block_of([b'{"number":99999999999}']), "flights")
+
+
+def test_a_topic_that_has_none_of_the_declared_columns_gives_nulls():
+    read = read_schema_of([(TOPIC, schema_with(FLIGHT))], pa.schema([("x", pa.int32())]), {})
+    wanted = spark_payload(pa.schema([("x", pa.int32())]))
+    values = ValueReader.of("schema", wanted, None, read.clients)
+    reader = ClientPayloads(values, OtherRows(OnOtherFormat.FAIL, typed=True), "fail")
+    assert reader.of(block_of([b"no JSON", b"x"]), "flights").columns[0].to_pylist() == [None] * 2
+    assert values.entry_columns(wanted) is None
