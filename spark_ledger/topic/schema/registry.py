@@ -74,7 +74,7 @@ class TopicSchema:
     versions: tuple[SchemaVersion, ...]
     node_version: int | None
     proposed: tuple[SchemaVersion, ...]
-    _cached: "_CachedVersions"
+    _cached: "CachedVersions"
 
     @property
     def client_versions(self) -> tuple[ClientVersion, ...]:
@@ -102,7 +102,7 @@ class SchemaRegistry:
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
         self._rng = rng
-        self._cache = LruCache[str, _CachedVersions](CACHE_BYTES_MAX, lambda cached: cached.size)
+        self._cache = LruCache[str, CachedVersions](CACHE_BYTES_MAX, lambda cached: cached.size)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
         """The schema of the topic. With `fresh` it has all versions that were registered before
@@ -328,7 +328,7 @@ class SchemaRegistry:
         if version.number == len(cached.versions) + 1:
             size = cached.size + len(schema_records.encode_version(version))
             head = cached.head.with_version(version.number) if in_force else cached.head
-            self._cache.put(topic.id, _CachedVersions((*cached.versions, version), size, head))
+            self._cache.put(topic.id, CachedVersions((*cached.versions, version), size, head))
         return version
 
     async def _change(
@@ -401,17 +401,17 @@ class SchemaRegistry:
         values = await call_each(record_of, numbers, READS_AT_ONCE)
         if values or head != cached.head:
             versions = (*cached.versions, *map(schema_records.decode_version, values))
-            cached = _CachedVersions(versions, cached.size + sum(map(len, values)), head)
+            cached = CachedVersions(versions, cached.size + sum(map(len, values)), head)
             self._cache.put(topic_id, cached)
         proposed = tuple(v for v in cached.column_versions if v.number in head.proposed)
         return TopicSchema(head, cached.registered, node.version, proposed, cached)
 
-    def _cached(self, topic_id: str) -> "_CachedVersions":
+    def _cached(self, topic_id: str) -> "CachedVersions":
         return self._cache.get(topic_id) or _NO_VERSIONS
 
 
 @dataclass(frozen=True)
-class _CachedVersions:
+class CachedVersions:
     """The cached records of a topic: versions 1, 2 ..., `size` bytes in all, and the head."""
 
     versions: tuple[SchemaVersion | ClientVersion, ...] = ()
@@ -463,7 +463,7 @@ class _CachedVersions:
         return ClientVersion(number, client_schema(version.schema), of_columns=True)
 
 
-_NO_VERSIONS = _CachedVersions()
+_NO_VERSIONS = CachedVersions()
 
 
 def find_client_version(

@@ -14,7 +14,7 @@ from spark_ledger.spark.rows.typed_values import ValueReader, spark_payload
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.schema.client_schemas import ClientVersion
 from spark_ledger.topic.schema.records import SchemaHead, canonical, version_of
-from spark_ledger.topic.schema.registry import TopicSchema, _CachedVersions
+from spark_ledger.topic.schema.registry import CachedVersions, TopicSchema
 from tests.kit.client_values import block_of, json_text, record, schema_of
 
 TOPIC = SimpleNamespace(id="id-1", name=parse_topic("flights"))
@@ -27,7 +27,7 @@ def schema_with(*plain, versions=(), has_text=False, in_force=False, deleted=-1)
     declared = [ClientVersion(first + i, schema_of("JSON", one)) for i, one in enumerate(plain)]
     last = len(versions) + len(plain)
     head = SchemaHead(last, has_text=has_text, in_force=in_force, deleted=deleted)
-    cached = _CachedVersions((*versions, *declared), 0, head)
+    cached = CachedVersions((*versions, *declared), 0, head)
     return TopicSchema(head, tuple(versions), 0, (), cached)
 
 
