@@ -79,7 +79,7 @@ class TopicInfo:
     partitions: int
     policies: TopicPolicies
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
-    created_ms: int = 0
+    created_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,17 @@ class Store:
     async def get(self, path, watch=None):
         return b""
 
+    async def children(self, path, watch=None):
+        return []
+
+    async def get_many(self, paths):
+        return []
+
 
 class NoTopics:
+    async def find(self, name, *, fresh=True):
+        return None
+
     async def names_in(self, namespace):
         return []
 
@@ -33,7 +42,7 @@ class Broker:
 
     def __init__(self):
         self.asked, self.catalog, self.client, self.store, self.rng = [], self, self, Store(), None
-        self.non_persistent = NoTopics()
+        self.non_persistent = self.topics = NoTopics()
 
     def _check(self, name):
         if name.topic.name == "gone":
@@ -102,8 +111,8 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
     bodies = [body for _, body in answers]
     assert bodies[0]["brokerUrl"] == "pulsar://b:6650"
     assert bodies[1:] == [
-        {"partitions": 5},
-        {"partitions": 5},
+        {"partitions": 5, "deleted": False},
+        {"partitions": 5, "deleted": False},
         ["persistent://public/default/t-partition-0"],
         [],
     ]
@@ -134,7 +143,7 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
             "have in listener",
         ),
         (get("//[x/lookup"), 404, "nothing at"),
-        (get("/admin/v2/brokers/standalone"), 501, "GET /admin/v2/brokers/standalone is not built"),
+        (get("/admin/v2/worker/cluster"), 501, "GET /admin/v2/worker/cluster is not built"),
         (get("/admin/v2/x").replace(b"GET", b"PUT"), 501, "PUT /admin/v2/x is not built"),
         (get("/a/b/c").replace(b"GET", b"PUT"), 404, "nothing at /a/b/c"),
     ],

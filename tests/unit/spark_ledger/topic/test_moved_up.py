@@ -13,7 +13,7 @@ from spark_ledger.topic.acks import nodes
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.acks.sets import after_missing
 from spark_ledger.topic.acks.steps import IDLE_S
-from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 from tests.unit.spark_ledger.topic.acking_brokers import acking_broker, acknowledge, announced
 from tests.unit.spark_ledger.topic.consumers import NAME, play_here
@@ -58,7 +58,7 @@ def test_expiring_without_a_broker_keeps_what_is_acknowledged_beyond():
         await acknowledge(cursor, acks, 2, 15)
         await a.die()
         moves = SubscriptionMoves(stage.client, stage.topic.id)
-        assert (await moves.expire(NAME, state.commit_ms + 1))[0] == 10
+        assert (await moves.expire(NAME, CommittedSince(state.commit_ms + 1)))[0] == 10
         assert await rows_after(b, 2) == (10, [15])
 
     play_here(act)

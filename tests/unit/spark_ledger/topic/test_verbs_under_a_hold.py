@@ -29,6 +29,7 @@ VERBS = {
     "Topics.create": lambda s: s.client.topics.create("new"),
     "Topics.delete": lambda s: s.client.topics.delete("t"),
     "Topics.change_policies": lambda s: s.client.topics.change_policies("t", QUORUM),
+    "Topics.change_properties": lambda s: s.client.topics.change_properties("t", {"a": "b"}),
     "Topics.note_growth": lambda s: s.client.topics.note_growth(s.topic, 2),
     "Topics.set_namespace": lambda s: s.client.topics.set_namespace("public/default", QUORUM),
     "TopicAdmin.create": lambda s: TopicAdmin(s.client).create("new"),
@@ -56,6 +57,9 @@ VERBS = {
     "SchemaRegistry.register_client": lambda s: s.client.schemas.register_client(
         s.topic, ClientSchema(ClientSchemaType.INT32), Strategy.FULL
     ),
+    "SchemaRegistry.delete_for_clients": lambda s: s.client.schemas.delete_for_clients(
+        s.typed, erase=False
+    ),
     "LedgerStore.delete": lambda s: s.client.ledgers.delete(s.closed),
     "decommission.forget": lambda s: decommission.forget(s.client.ledgers, "gone"),
     "unrecorded.name_as_deleted": lambda s: unrecorded.name_as_deleted(s.client.store, [s.unnamed]),
@@ -73,6 +77,10 @@ READS = {
         "namespaces",
         "in_namespace",
         "again",
+        "names_in",
+        "infos",
+        "own_policies",
+        "check_room",
     },
     "TopicAdmin": {"describe"},
     "Subscriptions": {
@@ -85,7 +93,7 @@ READS = {
         "reserve",
         "close",
     },
-    "SchemaRegistry": {"of", "for_read", "forget", "client_version"},
+    "SchemaRegistry": {"of", "for_read", "forget", "client_version", "number_for_clients"},
 }
 OF_A_HOLD = (paths.CLUSTER, paths.LEDGER_IDS, paths.INTENTS, paths.QUERIES, paths.TXNS)
 """What the hold itself writes, and intents, which end by themselves."""
