@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pulsar.schema import Array, Integer, JsonSchema, Long, Map, Record, String
 
+from spark_ledger import errors
 from spark_ledger.topic import blocking
 from tests.integration.pulsar_clients import ask, connected, write_columns
 
@@ -120,6 +121,57 @@ def test_a_consumer_that_cannot_read_the_columns_is_refused(client, topics, name
         with pytest.raises(pulsar.IncompatibleSchema):
             client.subscribe(name, "s", schema=other)
     client.subscribe(name, "s").close()
+
+
+class ReadingMore(Record):
+    id = Long()
+    place = Place()
+    note = String(required_default=True)
+
+
+ReadingMore.__name__ = "Reading"
+
+
+def test_producers_of_objects_write_beside_columns_and_both_worlds_read_all(client, topics, name):
+    topics.run(topics.client.topics.create(name, 1))
+    rows = columns()
+    plain = pa.schema([field.with_nullable(True) for field in rows.schema])
+    write_columns(topics, name, rows.cast(plain))
+    producer = client.create_producer(name, schema=JsonSchema(Reading))
+    producer.send(Reading(id=3, place=Place(city="Basel")))
+    write_columns(topics, name, columns(first=4).cast(plain))  # which the open segment gives way to
+    producer.send(Reading(id=6))
+    more = client.create_producer(name, schema=JsonSchema(ReadingMore))
+    more.send(ReadingMore(id=7, note="more"))
+    consumer = client.subscribe(name, "s", schema=JsonSchema(Reading), initial_position=EARLIEST)
+    values = received_values(consumer, 7)
+    assert [value.id for value in values] == [1, 2, 3, 4, 5, 6, 7]
+    assert [value.place and value.place.city for value in values[:4]] == [
+        *("Bern", None, "Basel", "Bern")
+    ]
+    later = client.subscribe(name, "t", schema=JsonSchema(ReadingMore), initial_position=EARLIEST)
+    assert [value.note for value in received_values(later, 7)] == [None] * 6 + ["more"]
+    wrong = type("Reading", (Record,), {"id": String()})
+    for schema in (JsonSchema(wrong), pulsar.schema.StringSchema(), pulsar.schema.BytesSchema()):
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.create_producer(name, schema=schema)
+    notes = pa.record_batch({"id": [8], "note": pa.array([1])})
+    with pytest.raises(errors.SchemaIncompatible, match="column 'note' is null or"):
+        write_columns(topics, name, notes)
+
+
+def test_producers_of_bytes_from_before_the_columns_are_refused(client, topics, name):
+    topics.run(topics.client.topics.create(name, 1))
+    producer = client.create_producer(name)
+    rows = columns()
+    plain = pa.schema([field.with_nullable(True) for field in rows.schema])
+    write_columns(topics, name, rows.cast(plain))
+    with pytest.raises(pulsar.PulsarException):
+        producer.send(b"bytes")
+    objects = client.create_producer(name, schema=JsonSchema(Reading))
+    objects.send(Reading(id=3))
+    consumer = client.subscribe(name, "s", schema=JsonSchema(Reading), initial_position=EARLIEST)
+    assert [value.id for value in received_values(consumer, 3)] == [1, 2, 3]
 
 
 def test_what_does_not_fit_is_refused_at_the_producer_and_at_the_consumer(client, name):

@@ -130,3 +130,25 @@ def test_a_column_that_spark_adds_is_a_version_that_clients_see(spark, topics, t
     assert third.receive(WAIT_MS).value().exact is None
     with pytest.raises(TypeError, match="exact"):  # the client has no number for the text "NaN"
         third.receive(WAIT_MS).value()
+
+
+def test_spark_reads_its_columns_and_the_objects_of_clients_together(spark, topics, topic, client):
+    rows = spark.sql("SELECT 1 AS number, 'spark' AS text, DATE '2024-05-01' AS day")
+    topics.write(rows, topic, valueFormat="arrow", partitions="1")
+    fields = {"number": Integer(), "text": String(), "day": String()}
+    record = type("Row", (Record,), fields)
+    producer = client.create_producer(topic, schema=JsonSchema(record))
+    producer.send(record(number=2, text="client", day="2024-05-02"))
+    producer.send(record(number=3))
+    declared = "number INT, text STRING, day DATE"
+    read = topics.read(topic, declared, valueFormat="json").orderBy("number").collect()
+    assert [(row.number, row.text, str(row.day)) for row in read] == [
+        *((1, "spark", "2024-05-01"), (2, "client", "2024-05-02"), (3, None, "None"))
+    ]
+    with pytest.raises(Exception, match="the values are bytes, not columns"):
+        topics.read(topic, valueFormat="arrow").collect()
+    skipped = topics.read(topic, valueFormat="arrow", onOtherFormat="skip").collect()
+    assert [row.number for row in skipped] == [1]
+    wider = spark.sql("SELECT 4 AS number, 'x' AS text, DATE '2024-05-03' AS day, 1 AS more")
+    topics.write(wider, topic, valueFormat="arrow", schemaMode="evolve")
+    assert topics.read(topic, f"{declared}, more INT", valueFormat="json").count() == 4

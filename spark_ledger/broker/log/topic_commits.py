@@ -63,11 +63,12 @@ class MadeLedger(NamedTuple):
 
 class _Request(NamedTuple):
     """Actions to commit. `made_under`: the intent of the ledger that the actions open; `owned`: a
-    check that this broker still owns the partition."""
+    check that this broker still owns the partition; `kind`: that of the rows to come."""
 
     actions: tuple[Action, ...]
     made_under: Intent | None
     owned: Check | None
+    kind: RowKind
     done: "asyncio.Future[None]"
 
 
@@ -330,13 +331,15 @@ class TopicCommits:
         actions: Sequence[Action],
         made_under: Intent | None = None,
         owned: Check | None = None,
+        kind: RowKind = RowKind.BYTES,
     ) -> None:
         """Commit these actions, together with the actions of other partitions. `made_under`: the
-        intent of a ledger that the actions open; `owned`: an earlier result of `check_owner`.
+        intent of a ledger that the actions open; `owned`: an earlier result of `check_owner`;
+        `kind`: that of the rows in the segments that the actions open.
         Raises errors.LedgerError: errors.LedgerFenced if `made_under` is no longer this broker's
         intent."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(tuple(actions), made_under, owned, future))
+        self._requests.append(_Request(tuple(actions), made_under, owned, kind, future))
         if self._commit_task is None:
             self._commit_task = asyncio.get_running_loop().create_task(self._work())
         await future
@@ -359,13 +362,18 @@ class TopicCommits:
                 owned = dict.fromkeys(
                     request.owned for request in requests if request.owned is not None
                 )
-                opens = any(isinstance(action, OpenLive) for action in actions)
+                opened_kinds = {
+                    request.kind
+                    for request in requests
+                    if any(isinstance(action, OpenLive) for action in request.actions)
+                }
+                kind = RowKind.BYTES if RowKind.BYTES in opened_kinds else RowKind.OBJECTS
                 await self.client.commit_actions(
                     self.topic.id,
                     actions,
                     intent,
                     checks=[*owned],
-                    kinds={self.topic.id: RowKind.BYTES} if opens else NO_KINDS,
+                    kinds={self.topic.id: kind} if opened_kinds else NO_KINDS,
                 )
         except Exception as error:
             if isinstance(error, errors.LedgerFenced):

@@ -14,7 +14,7 @@ from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.produce.admission import Admission
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.producer import Producer
-from spark_ledger.broker.produce.waiting import RefusedMessages
+from spark_ledger.broker.produce.waiting import RefusedMessages, sends_bytes
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.topic.log.topics import TopicInfo
 
@@ -51,6 +51,7 @@ class OwnedPartition:
         self._topic = topic
         self._start_task = start_task
         self._admission: Admission[Producer] = Admission(str(topic.name), epoch)
+        writer.takes_bytes = lambda: any(map(sends_bytes, self._admission.present))
 
     @property
     def producers(self) -> list[Producer]:
@@ -68,12 +69,21 @@ class OwnedPartition:
         if self.log.is_terminated:
             raise Refusal(ServerError.TOPIC_TERMINATED, f"topic {self._topic.name} is terminated")
         replaced = self._admission.replace(producer)
+        if producer.declared.beside_columns:  # others came before the columns, and are refused now
+            replaced += self._take_out(sends_bytes)
         try:
             admitted = self._admission.admit(producer, producers_max)
             self._displace(admitted.fenced)
             return admitted.may_send
         finally:
             self._displace(replaced)
+
+    def _take_out(self, matches: Callable[[Producer], bool]) -> list[Producer]:
+        """Take the producers that match out; returns them."""
+        producers = [producer for producer in self._admission.present if matches(producer)]
+        for producer in producers:
+            self.remove_producer(producer)
+        return producers
 
     def _displace(self, producers: list[Producer]) -> None:
         """Send these producers away, and drop their messages that are not stored yet. A producer

@@ -33,6 +33,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.broker.log.holds import SegmentHold
@@ -57,8 +58,9 @@ from spark_ledger.broker.produce.step import (
     state_after_leaving,
     stored_count,
 )
-from spark_ledger.broker.produce.waiting import PendingEntry, WaitingRun
+from spark_ledger.broker.produce.waiting import PendingEntry, WaitingRun, sends_bytes
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.commit.hand_over import HOLD_S
 from spark_ledger.topic.commit.seal import Extent, closed_extent, seal_action
 from spark_ledger.topic.log.segments import LiveSegment
@@ -70,6 +72,12 @@ IDLE_S = 60.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
+
+
+def kind_of_rows(writer: "LiveWriter") -> RowKind:
+    """The kind of the rows that come next: objects, if no producer sends other values."""
+    has_bytes = writer.takes_bytes() or writer.backlog.run_counts.has_any(sends_bytes)
+    return RowKind.BYTES if has_bytes else RowKind.OBJECTS
 
 
 class LiveWriter:
@@ -84,13 +92,14 @@ class LiveWriter:
         idle_s: float = IDLE_S,
     ) -> None:
         self.backlog = Backlog(on_stored, ENTRY_BYTES_MAX, commits.topic.policies.deduplication)
+        self.takes_bytes: Callable[[], bool] = lambda: False
         self.open_end = OpenEnd()
         """Shared with the readers of the partition."""
         self._commits, self._number = commits, number
         self._limits, self._idle_s = limits, idle_s
         self._state = WriterState.NOTHING
         self._ledger: OpenLedger | None = None  # in state OPEN
-        self._openings = Openings(commits, number)
+        self._openings = Openings(commits, number, partial(kind_of_rows, self))
         self._wake, self._is_waiting = asyncio.Event(), False  # `_wait` waits for `_wake`
         self._task: asyncio.Task[None] | None = None
         self._used_s = 0.0  # the last time at which a batch waited or was under way

@@ -7,6 +7,7 @@ segment seals that one. A ledger that stopped takes the next segment if the ledg
 the topic's present intent; else the ledger is closed.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, 
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.commit.hand_over import HandOver
 from spark_ledger.topic.commit.seal import Extent, seal_live_segment
 from spark_ledger.topic.entry.message_batch import Share
@@ -84,10 +86,13 @@ class Opened(NamedTuple):
 
 class Openings:
     """The openings of the segments of partition `number`. `asked` has the holds of committers that
-    commit past the live segment."""
+    commit past the live segment; `kind_of_rows` returns the kind of the rows that come next."""
 
-    def __init__(self, commits: TopicCommits, number: int) -> None:
+    def __init__(
+        self, commits: TopicCommits, number: int, kind_of_rows: Callable[[], RowKind]
+    ) -> None:
         self.asked = AskedSegments()
+        self._kind_of_rows = kind_of_rows
         self._commits = commits
         self._number = number
         self._ended: SealLive | None = None  # the last segment's seal, until a commit has it
@@ -143,7 +148,8 @@ class Openings:
             return None
         following = await self._next_ledger()
         opening = self._commits.opening(self._number, following)
-        await self._commits.commit([*actions, opening], following.intent, owned)
+        kind = self._kind_of_rows()
+        await self._commits.commit([*actions, opening], following.intent, owned, kind)
         state = await self._commits.state()
         live = state.partitions[self._number].live
         if live is None or not self._is_next(live):

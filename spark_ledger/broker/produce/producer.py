@@ -8,7 +8,7 @@ older batch waits for its answer.
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate, repeat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.log.partition import Partition
@@ -69,6 +69,19 @@ class PartitionOfProducer(Protocol):
     refused: RefusedMessages
 
 
+class DeclaredSchema(NamedTuple):
+    """What a producer's schema says of its messages: the version in them, and whether their values
+    are objects under a JSON schema. `beside_columns`: the topic's rows are columns, beside which
+    only such values may stand."""
+
+    schema_version: bytes = b""
+    are_objects: bool = False
+    beside_columns: bool = False
+
+
+NO_SCHEMA = DeclaredSchema()
+
+
 class Producer:
     """A producer of one partition, on one connection. `epoch`: how often its client connected it.
     `topic_epoch` rises with each exclusive producer of the partition. `leave` takes the producer
@@ -85,7 +98,7 @@ class Producer:
         topic_epoch: int,
         partition: PartitionOfProducer,
         leave: Callable[["Producer"], None],
-        schema_version: bytes = b"",
+        declared: DeclaredSchema = NO_SCHEMA,
     ) -> None:
         self.connection = connection
         self.id = producer_id
@@ -96,7 +109,7 @@ class Producer:
         self.topic_epoch = topic_epoch
         self.partition = partition
         self.leave = leave
-        self.schema_version = schema_version
+        self.declared = declared
         self.client: ClientFacts | None = None
         self.may_send = False
         """Whether the producer may send. Its client gets the answer in the same turn of the
@@ -107,6 +120,10 @@ class Producer:
         self._answered = 0
         self._held: dict[int, tuple[int, bytes]] = {}  # answers that wait for earlier answers
 
+    @property
+    def sends_objects(self) -> bool:
+        return self.declared.are_objects
+
     def ready(self) -> None:
         """Let the producer send, and answer its client's request."""
         self.may_send = True
@@ -115,7 +132,7 @@ class Producer:
             request_id=self.request_id,
             producer_name=self.name,
             last_sequence_id=self.partition.writer.backlog.sequence_ids.last(self.name),
-            schema_version=self.schema_version,
+            schema_version=self.declared.schema_version,
             producer_ready=True,
         )
         if self.topic_epoch:

@@ -207,6 +207,11 @@ class Waiters:
             del self._waiting[change]
 
 
+def sends_bytes(producer: object) -> bool:
+    """Whether the producer's values are not objects under a JSON schema."""
+    return not getattr(producer, "sends_objects", False)
+
+
 class RunCounts:
     """How many runs of each producer wait or are under way. The runs are counted, not searched: a
     queue may have thousands, and a writer asks for a producer's runs after each stored entry."""

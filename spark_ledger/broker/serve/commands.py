@@ -25,12 +25,12 @@ from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.produce.intake import Intake
-from spark_ledger.broker.produce.producer import Producer, ProducersLink
+from spark_ledger.broker.produce.producer import NO_SCHEMA, Producer, ProducersLink
 from spark_ledger.broker.serve.declared_schemas import (
     check_consumer_schema,
+    declared_by_producer,
     declared_schema,
     schema_of_version,
-    version_to_send,
 )
 from spark_ledger.broker.serve.topic_watches import TopicWatches
 from spark_ledger.broker.topic_lists import (
@@ -260,11 +260,11 @@ async def _producer(client: Caller, part: Any) -> None:
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
-    schema_version, info = b"", topic.info
+    declared, info = NO_SCHEMA, topic.info
     if isinstance(topic, OwnedTopic):
         await topic.backlogs.check(partition.number)
         info = await _with_policies_of_now(client.broker, topic)
-        schema_version = await version_to_send(client.broker, info, part)
+        declared = await declared_by_producer(client.broker, info, part)
         if part.initial_subscription_name:
             await topic.subscriptions.make(part.initial_subscription_name)
     existing = client.intake.producers.get(part.producer_id)
@@ -280,7 +280,7 @@ async def _producer(client: Caller, part: Any) -> None:
         part.topic_epoch,
         partition,
         partition.remove_producer,
-        schema_version,
+        declared,
     )
     producer.client = replace(client.facts(part.metadata), encrypts=part.encrypted)
     await _probe_clients(other.connection for other in partition.producers_before(producer))
@@ -478,7 +478,8 @@ async def _get_schema(client: Caller, part: Any) -> None:
 
 async def _get_or_create_schema(client: Caller, part: Any) -> None:
     topic = await client.broker.catalog.find(names.parse(part.topic).topic, create=False)
-    version = await version_to_send(client.broker, topic, part)
+    declared = await declared_by_producer(client.broker, topic, part)
+    version = declared.schema_version
     _reply(client, part, "get_or_create_schema_response", schema_version=version)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from spark_ledger.broker import schemas
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.produce.producer import NO_SCHEMA, DeclaredSchema
 from spark_ledger.broker.wire.commands import Refusal, ServerError, checked
 from spark_ledger.broker.wire.link import all_properties
 from spark_ledger.topic.log.topics import TopicInfo
@@ -33,8 +34,8 @@ async def declared_schema(part: Any) -> ClientSchema | None:
     return schema
 
 
-async def version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
-    """The schema version of a client's messages: that of the schema that the client declares, which
+async def declared_by_producer(broker: Broker, topic: TopicInfo, part: Any) -> DeclaredSchema:
+    """What a client's schema says of its messages. Their version is that of the schema, which
     becomes a version of the topic's schema. A client that declares none sends bytes, and gets an
     empty version. `topic` has the policies of now. Raises Refusal, errors.SchemaIncompatible,
     errors.SchemaUnreadable."""
@@ -42,12 +43,17 @@ async def version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
     if schema is not None:
         may_add = policies.schema_auto_update
         version = await schemas.declare(broker.client, topic, schema, may_add=may_add)
-        return VERSION_NUMBER.pack(version.number)
+        return DeclaredSchema(
+            VERSION_NUMBER.pack(version.number),
+            are_objects=schema.kind is ClientSchemaType.JSON,
+            beside_columns=broker.client.schemas.has_columns(topic),
+        )
     registered = await broker.client.schemas.of(topic)
     if not registered.head.takes_bytes:
         raise Refusal(
             ServerError.INCOMPATIBLE_SCHEMA,
-            f"topic {topic.name} has a schema in force: only Spark writes there",
+            f"the rows of topic {topic.name} are columns: declare a JSON schema that fits them, as"
+            " AUTO_PRODUCE does",
         )
     if policies.schema_validation_enforced and registered.client_versions:
         raise Refusal(
@@ -55,7 +61,7 @@ async def version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
             f"topic {topic.name} has a schema, and its policy schema_validation_enforced takes no"
             " producer without: declare a schema",
         )
-    return b""
+    return NO_SCHEMA
 
 
 async def check_consumer_schema(

@@ -60,17 +60,18 @@ SNAPSHOT_OF_INTENT = -1
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """The kind of new rows of a topic: columns under these versions of its schema, or bytes. The
-    first commit of columns puts the schema into force; after that the topic takes no bytes. With
-    `evolves` a proposed version may come beside other versions."""
+    """Columns under these versions of the schema, or bytes; beside columns only OBJECTS: values of
+    clients whose JSON schemas fit. With `evolves` a proposed version may come beside others."""
 
     versions: frozenset[int] = frozenset()
     evolves: bool = False
+    fits_columns: bool = False
 
     BYTES: ClassVar["RowKind"]
+    OBJECTS: ClassVar["RowKind"]
 
 
-RowKind.BYTES = RowKind()
+RowKind.BYTES, RowKind.OBJECTS = RowKind(), RowKind(fits_columns=True)
 
 Actions = tuple[Action, ...]
 
@@ -498,8 +499,9 @@ def schema_after(
     """The topic's schema after the actions added rows of this kind; None: it does not change.
     `registered` has the schema's versions by number, needed if a version of the rows is only
     proposed. Raises errors.SchemaIncompatible, errors.SchemaNotRegistered."""
-    if kind == RowKind.BYTES:
-        check_takes_bytes(head, topic, state.topic_id)
+    if not kind.versions:
+        if not kind.fits_columns:
+            check_takes_bytes(head, topic, state.topic_id)
         return None
     after = head
     for number in sorted(kind.versions):

@@ -112,7 +112,7 @@ async def schema_operations(
     operations: dict[str, list[Operation]] = {}
     for topic_id, kind in kinds.items():
         change = changes.get(topic_id)
-        if change is None and kind == RowKind.BYTES:
+        if change is None and not kind.versions:
             continue
         schema = await views.schema(topic_id, fresh=fresh)
         if change is None:

@@ -8,6 +8,7 @@ beside a version made of Spark's columns, which have no such names.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from avro.compatibility import (
@@ -68,17 +69,35 @@ def producer_misfit(
     new: ClientSchema, versions: Sequence[ClientVersion], strategy: Strategy
 ) -> str | None:
     """Why `new` cannot be the version after `versions` (oldest first); None if it can be."""
+    return _misfit(new, versions, strategy, "the new schema", "field")
+
+
+def columns_misfit(
+    columns: ClientSchema, declared: Sequence[ClientVersion], strategy: Strategy
+) -> str | None:
+    """As producer_misfit, for the schema of new `columns` of Spark after versions that clients
+    declared."""
+    versions = [replace(version, of_columns=True) for version in declared]
+    return _misfit(columns, versions, strategy, "the new columns", "column")
+
+
+def _misfit(
+    new: ClientSchema,
+    versions: Sequence[ClientVersion],
+    strategy: Strategy,
+    title: str,
+    noun: str,
+) -> str | None:
     if not versions or strategy is Strategy.ALWAYS_COMPATIBLE:
         return None
     if strategy is Strategy.ALWAYS_INCOMPATIBLE:
         return _NO_OTHER
     for version in reversed(versions) if strategy.is_transitive else versions[-1:]:
         earlier, named = version.schema, not version.of_columns
-        title = f"version {version.number}" + ("" if named else " (Spark's columns)")
-        if strategy.is_backward and (why := _unreadable(new, earlier, named=named)):
-            return f"the new schema cannot read values of {title}: {why}"
-        if strategy.is_forward and (why := _unreadable(earlier, new, named=named)):
-            return f"{title} cannot read values of the new schema: {why}"
+        if strategy.is_backward and (why := _unreadable(new, earlier, named=named, noun=noun)):
+            return f"{title} cannot read values of version {version.number}: {why}"
+        if strategy.is_forward and (why := _unreadable(earlier, new, named=named, noun=noun)):
+            return f"version {version.number} cannot read values of {title}: {why}"
     return None
 
 
@@ -98,9 +117,11 @@ def consumer_misfit(
     return producer_misfit(declared, versions, backward)
 
 
-def _unreadable(reader: ClientSchema, writer: ClientSchema, *, named: bool = True) -> str | None:
+def _unreadable(
+    reader: ClientSchema, writer: ClientSchema, *, named: bool = True, noun: str = "field"
+) -> str | None:
     """Why `reader` cannot read values of `writer`; None if it can. Without `named` the names of
-    records do not count."""
+    records do not count. `noun` is the caller's word for a field."""
     if reader.kind is not writer.kind:
         return f"one is of type {writer.kind.name}, the other of type {reader.kind.name}"
     if reader.kind is ClientSchemaType.KEY_VALUE:
@@ -119,7 +140,7 @@ def _unreadable(reader: ClientSchema, writer: ClientSchema, *, named: bool = Tru
         of_reader, of_writer = parsed(reader), parsed(writer)
         if not named:
             _accept_any_name(of_reader)
-        return _Comparison().misfit(of_reader, of_writer)
+        return _Comparison(noun).misfit(of_reader, of_writer)
     except (AvroException, *errors.MALFORMED) as error:  # such as a record of the type `error`
         return f"the two cannot be compared: {error}"[:500]
 
@@ -128,7 +149,8 @@ class _Comparison:
     """Compares a reader's schema with a writer's by Avro's library, which remembers what it
     compared; the field that does not fit is looked up after that."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
         self._checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
         self._seen = set[tuple[int, int]]()
 
@@ -144,7 +166,7 @@ class _Comparison:
         inner = self._misfit_within(inner_reader, inner_writer, path) if is_new else None
         if inner is not None:
             return inner
-        place = f"field {path!r}" if path else "it"
+        place = f"{self._noun} {path!r}" if path else "it"
         return f"{place} is {_title(reader)} for the reader, {_title(writer)} in the values"[:500]
 
     def _misfit_within(self, reader: Schema, writer: Schema, path: str) -> str | None:
@@ -158,7 +180,8 @@ class _Comparison:
             place = f"{path}.{field.name}" if path else str(field.name)
             written = lookup_writer_field(writer, field)
             if written is None and not field.has_default:
-                return f"field {place!r} is not in the values, and has no default for the reader"
+                title = f"{self._noun} {place!r}"
+                return f"{title} is not in the values, and has no default for the reader"
             if written is not None and (why := self.misfit(field.type, written.type, place)):
                 return why
         return None

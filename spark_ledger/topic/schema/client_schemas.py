@@ -175,7 +175,7 @@ def key_and_value(schema: ClientSchema) -> tuple[ClientSchema, ClientSchema]:
         type_name = schema.properties.get(f"{part}.schema.type", "BYTES")
         kind = _Type.NONE if type_name == "BYTES" else _Type.__members__.get(type_name)
         if kind is None or kind is _Type.KEY_VALUE:
-            raise _no_pair(f"the type {type_name[:100]!r} is none that a {part} may have")
+            raise _no_pair(f"no {part} may be of the type {type_name[:100]!r}")
         if len(rest) < _LENGTH.size:
             raise _no_pair(f"it ends before the length of the {part}")
         length = max(0, _LENGTH.unpack_from(rest)[0])

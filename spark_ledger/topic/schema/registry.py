@@ -211,12 +211,12 @@ class SchemaRegistry:
         compare: Compare = _compare_here,
     ) -> ClientVersion:
         """Make the schema that a client of Pulsar declares a version of the topic's schema, unless
-        it is a version; return the version, by the clients' number. Rows stay bytes. Without
-        `may_add` no version is added to one that is there. `compare` runs the comparisons, which
-        take up to a second for large schemas. Raises errors.SchemaIncompatible,
-        errors.TopicDeleted."""
+        it is a version; return the version, by the clients' number. Rows of the client stay bytes;
+        where rows are columns, only JSON schemas that fit these are taken. Without `may_add` no
+        version is added to one that is there. `compare` runs the comparisons, which take up to a
+        second for large schemas. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
         current = await self.of(topic)
-        _check_only_spark(topic, schema, current.head)
+        _check_beside_columns(topic, schema, current.head)
         judged = current.client_versions
         while True:
             comparison = partial(_version_or_misfit, judged, schema, strategy)
@@ -241,7 +241,7 @@ class SchemaRegistry:
             versions, head = current.client_versions, current.head
             if [v.number for v in versions] != [v.number for v in judged]:
                 return None
-            _check_only_spark(topic, schema, head)
+            _check_beside_columns(topic, schema, head)
             # a record that earlier software reads too
             if head.last == 0 > head.deleted and schema == _TEXT:
                 versions = (ClientVersion(0, schema),)
@@ -253,12 +253,16 @@ class SchemaRegistry:
                 limits = f"at most {CLIENT_RECORD_BYTES_MAX} and {CLIENT_BYTES_MAX} fit"
                 raise _takes_no_schema(topic, schema, f"{why}: {limits}")
             versions = (*versions, ClientVersion(head.number_for_clients(number), schema))
-            after = replace(head.with_version(number), in_force=False)
+            after = replace(head.with_version(number), in_force=not head.takes_bytes)
             return after, [Create(paths.topic_schema(topic.id, number), record)]
 
         with unavailable_while(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
         return versions
+
+    def has_columns(self, topic: TopicInfo) -> bool:
+        """Whether the rows are columns, as of the last read or change of this process."""
+        return not self._cached(topic.id).head.takes_bytes
 
     async def client_version(self, topic: TopicInfo, number: int) -> ClientVersion | None:
         """The version with this number of the clients, which never changes: out of memory if it was
@@ -312,6 +316,8 @@ class SchemaRegistry:
             nonlocal version
             version = decide(current)
             number, head = version.number, current.head
+            if not head.has(number):
+                _check_clients_versions(topic, version, current)
             if in_force:
                 head = replace(head.with_version(number), in_force=True)
             elif not head.has(number):
@@ -489,9 +495,24 @@ def _version_or_misfit(
     return None, client_rules.producer_misfit(schema, versions, strategy)
 
 
-def _check_only_spark(topic: TopicInfo, schema: ClientSchema, head: SchemaHead) -> None:
-    if not head.takes_bytes:
-        raise _takes_no_schema(topic, schema, "its rows are columns that only Spark writes")
+def _check_clients_versions(topic: TopicInfo, version: SchemaVersion, current: TopicSchema) -> None:
+    """Checks that new columns fit the JSON schemas that clients declared, by the topic's strategy
+    for clients. Raises errors.SchemaIncompatible."""
+    declared = [v for v in current.client_versions if not v.of_columns]
+    if declared and declared[-1].schema.kind is ClientSchemaType.JSON:
+        strategy = Strategy(topic.policies.schema_compatibility)
+        schema = client_schema(version.schema)
+        misfit = client_rules.columns_misfit(schema, declared, strategy)
+        if misfit is not None:
+            raise errors.SchemaIncompatible(
+                f"topic '{topic.name}' has a schema of Pulsar's clients: {misfit}",
+                "Cast or rename the column, or set the topic's policy schema_compatibility.",
+            )
+
+
+def _check_beside_columns(topic: TopicInfo, schema: ClientSchema, head: SchemaHead) -> None:
+    if not head.takes_bytes and schema.kind is not ClientSchemaType.JSON:
+        raise _takes_no_schema(topic, schema, "its rows are columns, which only JSON schemas fit")
 
 
 def _takes_no_schema(topic: TopicInfo, schema: ClientSchema, why: str) -> errors.SchemaIncompatible:

@@ -124,6 +124,29 @@ def test_a_schema_is_made_and_told_without_a_producer():
     play(act)
 
 
+def test_beside_columns_only_json_that_fits_is_declared_and_columns_stay_in_force():
+    async def act(stage):
+        schemas = stage.client.schemas
+        await schemas.register(stage.topic, pa.schema([("a", pa.int32())]))
+        client = Client(await Brokers(stage).new("a"))
+        null_or_int = {"name": "a", "type": ["null", "int"]}
+        assert await produced(client, AVRO, fields(null_or_int)) == ServerError.INCOMPATIBLE_SCHEMA
+        assert await produced(client, JSON, fields(B)) == ServerError.INCOMPATIBLE_SCHEMA
+        own = (await client.ask("get_schema", topic="t")).get_schema_response.schema.schema_data
+        assert await produced(client, JSON, own) == number(0)
+        assert await produced(client, JSON, fields(null_or_int, B_OR_0)) == number(1)
+        current = await schemas.of(stage.topic)
+        assert not current.head.takes_bytes
+        assert [(v.number, v.of_columns) for v in current.client_versions] == [
+            *((0, True), (1, False))
+        ]
+        with pytest.raises(errors.SchemaIncompatible, match="column 'b' is null or string"):
+            await schemas.register(stage.topic, pa.schema([("a", pa.int32()), ("b", pa.string())]))
+        await client.broker.close()
+
+    play(act)
+
+
 @pytest.mark.parametrize("schema", [BYTES, TEXT])
 def test_where_rows_are_typed_no_schema_of_a_client_is_taken(schema):
     async def act(stage):

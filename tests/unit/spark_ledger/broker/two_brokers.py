@@ -3,6 +3,7 @@
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.log.ownership import Ownership
+from spark_ledger.broker.produce.producer import NO_SCHEMA
 from spark_ledger.broker.wire.commands import AccessMode
 
 PARTITIONS = 12
@@ -15,6 +16,7 @@ class Producer:
         self.connection = self if connection is None else connection
         self.name, self.mode, self.epoch, self.topic_epoch = name, mode, epoch, topic_epoch
         self.away = self.is_ready = False
+        self.declared = NO_SCHEMA
 
     def send_away(self):
         self.away = True
