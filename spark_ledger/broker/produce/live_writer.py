@@ -92,9 +92,8 @@ class LiveWriter:
         idle_s: float = IDLE_S,
     ) -> None:
         self.backlog = Backlog(on_stored, ENTRY_BYTES_MAX, commits.topic.policies.deduplication)
-        self.takes_bytes: Callable[[], bool] = lambda: False
-        self.open_end = OpenEnd()
-        """Shared with the readers of the partition."""
+        self.takes_bytes: Callable[[], bool] = lambda: False  # whether a producer sends bytes
+        self.open_end = OpenEnd()  # shared with the readers of the partition
         self._commits, self._number = commits, number
         self._limits, self._idle_s = limits, idle_s
         self._state = WriterState.NOTHING
