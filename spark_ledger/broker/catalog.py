@@ -92,7 +92,11 @@ class Catalog:
             info = await self.find(name.topic, create=create)
         if not info.policies.partitioned:
             return 0
-        return len((await self.client.log(info.id).fold()).partitions)
+        count = len((await self.client.log(info.id).fold()).partitions)
+        if count > info.partitions:  # an earlier version does not note growth in the record
+            with suppress(errors.LedgerError):  # under a hold, for instance; a later lookup does it
+                await self.client.topics.note_growth(info, count)
+        return count
 
     async def names_in(self, namespace: str) -> list[str]:
         """The names of the topics of `tenant/namespace`. A partitioned topic appears by the names

@@ -26,6 +26,7 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.entry.arrow_arrays import of_list
 from spark_ledger.topic.log.names import TopicName, parse_namespace
 from spark_ledger.topic.upkeep.namespaces import Namespaces
 
@@ -86,7 +87,7 @@ class TopicsPattern:
     def matching(self, topics: Sequence[str]) -> list[str]:
         """Those of these full names of topics and partitions that match, in their order."""
         names = [_PARTITION.sub("", topic.partition("://")[2]).encode() for topic in topics]
-        mask = compute.match_substring_regex(pa.array(names, pa.binary()), self.regex)
+        mask = compute.match_substring_regex(of_list(names, pa.binary()), self.regex)
         return [topic for topic, matches in zip(topics, mask.to_pylist(), strict=True) if matches]
 
 

@@ -46,11 +46,7 @@ async def peek(call: Call) -> HttpResponse:
     """The n-th batch, from 1 on, of those with a message that is not acknowledged in the
     subscription."""
     info, number = await call.existing_topic(), call.number("position")
-    if not 1 <= number <= NTH_MAX:
-        raise HttpRefusal(
-            HTTPStatus.PRECONDITION_FAILED,
-            f"only batches 1 to {NTH_MAX} can be shown, not batch {number}",
-        )
+    _check_nth(number)
     name = call.request.parts["subscription"]
     positions: dict[int, int] = {}
     with suppress(errors.SubscriptionNotFound):  # then all that the partition has
@@ -68,11 +64,21 @@ async def peek(call: Call) -> HttpResponse:
     return await _nth(call, owned.log, acks.mark, number, is_left)
 
 
+def _check_nth(number: int) -> None:
+    """Raises HttpRefusal: all batches before the n-th are read."""
+    if not 1 <= number <= NTH_MAX:
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"only batches 1 to {NTH_MAX} can be shown, not batch {number}",
+        )
+
+
 async def examine(call: Call) -> HttpResponse:
     """The n-th batch of the partition, from its first or, backward, from its last batch on; if the
     partition has fewer, the last that was met."""
     info, query = await call.existing_topic(), call.request.query
     number = max(1, number_of(query.get("messagePosition", "1"), "messagePosition"))
+    _check_nth(number)
     _, owned = await call.owned(info, "Examine messages")
     log, shown = owned.log, None
     is_first = query.get("initialPosition") == "earliest"

@@ -308,9 +308,8 @@ def _stats_of_used(
     assert dispatcher is not None, "the caller has checked this"
     acks = dispatcher.acks
     lag = sizes.lag(acks.mark)
-    missing = sum(hi - lo for lo, hi in acks.missing(acks.mark, lag.end))
-    acknowledged = max(0, lag.end - lag.position) - missing
-    unacked = sum(hi - lo for lo, hi in acks.missing(acks.mark, dispatcher.position))
+    acknowledged = max(0, lag.end - lag.position) - acks.missing_count(acks.mark, lag.end)
+    unacked = acks.missing_count(acks.mark, dispatcher.position)
     facts = SubscriptionFacts(
         type=subscription.kind.name if dispatcher.consumers else "None",
         is_durable=subscription.durable,

@@ -145,6 +145,12 @@ class PassingTopic:
         self._client = client
         self._beside = BackgroundTasks()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether it has a producer or a subscription."""
+        producers = any(owned.producers for owned in self.partitions.values())
+        return producers or bool(self.subscriptions.used_here())
+
     def partition(self, number: int) -> OwnedPartition:
         """The partition, which begins now if no client has used it here before."""
         owned = self.partitions.get(number)

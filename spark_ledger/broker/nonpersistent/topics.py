@@ -154,6 +154,9 @@ class NonPersistentTopics:
                 broker = self._ownership.falls_on(topic.info.name.full, number, others)
                 if node is None or broker != self._ownership.broker_id:
                     topic.leave(number)
+            if not topic.is_used and self.open.get(topic.info.name) is topic:
+                topic.leave_all()  # a client that comes at this moment looks the topic up again
+                del self.open[topic.info.name]
 
 
 def number_of(name: PartitionName, partitions: int) -> int:

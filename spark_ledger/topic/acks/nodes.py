@@ -22,7 +22,6 @@ accepted an older metadata store has no states, because its offsets may belong t
 import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -173,8 +172,8 @@ class AckMove:
         ]
 
     async def _note(self, noted: Mapping[int, Set], nodes: dict[int, AckNode]) -> None:
-        """Writes the nodes, and puts their new versions into `nodes`. If that fails, the versions
-        stay: either the node has another one, or no succession was noted and none is lost."""
+        """Writes the nodes, and puts their new versions into `nodes`. If a node has another version
+        by now, the versions stay: the multi of the move fails. Raises StoreUnavailable."""
         if await self.nodes.note(list(noted.values()), self.seen):
             for number in noted:
                 nodes[number] = nodes[number]._replace(version=nodes[number].version + 1)
@@ -307,9 +306,13 @@ class AckNodes:
                 await fold_ledger(fold, self._ledgers, pointer.ledger_id, fence=fence)
             except errors.NoSuchLedger:
                 return None
+        earlier = dict[AckKey, AckKey]()
         for succession in pointer.successions:
             if (before := fold.states.get(succession.before)) is not None:
                 fold.states[succession.after] = succession.state(before)
+            if (unused := earlier.get(succession.before)) is not None:
+                fold.states.pop(unused, None)  # the subscription had the key `before` after it
+            earlier[succession.after] = succession.before
         return fold.states
 
     def checks(self, seen: AckNodesSeen) -> list[Operation]:
@@ -317,12 +320,18 @@ class AckNodes:
         return [Set(self._moves, b"{}", seen.moves), Check(self._folder, seen.folder)]
 
     async def note(self, operations: Sequence[Operation], seen: AckNodesSeen) -> bool:
-        """Writes nodes of a move before its own multi; False if that failed, or the outcome is
-        unknown."""
-        with suppress(MultiFailed, OutcomeUnknown):
+        """Writes nodes of a move before its own multi; False if one of them, or `moves`, has
+        changed. Raises StoreUnavailable if the outcome is unknown: the move must begin again,
+        because nodes without their successions may have the versions that its multi checks."""
+        try:
             await self._store.multi([Check(self._moves, seen.moves), *operations])
-            return True
-        return False
+        except OutcomeUnknown as unknown:
+            raise StoreUnavailable(
+                "a move of a subscription was not noted for certain"
+            ) from unknown
+        except MultiFailed:
+            return False
+        return True
 
     async def move(self, except_partitions: Collection[int] = ()) -> AckMove:
         """For a process that moves, deletes or takes over a subscription: fences the ack ledgers of

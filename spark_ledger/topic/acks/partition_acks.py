@@ -385,6 +385,7 @@ class PartitionAcks:
                 after = states[succession.after] = succession.state(before)
                 self._states[succession.after] = after
                 self._unwritten[succession.after] = is_long
+                self._forgot_s = LONG_AGO_S  # the next ledger lacks the state under the old key
 
     def _check_epoch(self, node: AckNode) -> None:
         if node.pointer.epoch > self.epoch:

@@ -75,6 +75,7 @@ def test_positions_from_both_ends_count_batches(monkeypatch):
             ("subscription/s/position/3", 404),
             ("subscription/s/position/x", 400),
             ("examinemessage?messagePosition=x", 400),
+            ("examinemessage?messagePosition=10001", 412),
         ):
             assert (await ask("GET", f"{P}/{path}"))[0] == status, path
 

@@ -234,3 +234,20 @@ def test_partitions_spread_over_brokers_and_fall_on_others_as_a_broker_comes_and
             assert await first.lookup(part, authoritative=False) == (first.ownership.url, True)
 
     play(act)
+
+
+def test_a_topic_that_no_client_uses_is_forgotten():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        producer = await producer_at(broker)
+        consumers = [await consumer_at(broker, topic=f"{TOPIC}{n}") for n in range(3)]
+        await asyncio.sleep(30)
+        assert len(broker.non_persistent.open) == 4
+        for session in (producer, *consumers[1:]):
+            session.connection.connection_lost(None)
+        await asyncio.sleep(30)
+        assert [str(name) for name in broker.non_persistent.open] == [f"{TOPIC}0"]
+        producer = await producer_at(broker)
+        assert await send(producer, one_of("k")) == [(0, 0)]
+
+    play(act)

@@ -1,6 +1,8 @@
 """Which topics a client's pattern names, and the hash of a list."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +16,7 @@ from spark_ledger.broker.topic_lists import (
     topics_hash,
 )
 from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.topic.log.topics import Topics
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.unit.spark_ledger.broker.sessions import session_of
 from tests.unit.spark_ledger.topic.stage import play
@@ -41,6 +44,22 @@ def test_the_hash_of_a_list_is_that_of_pulsars_client():
 )
 def test_a_pattern_is_for_whole_names_without_domain_and_partition(pattern, matching):
     assert TopicsPattern.parse(pattern).matching([A, B]) == matching
+
+
+MATCHES_ALONE = """
+import sys
+
+from spark_ledger.broker.topic_lists import TopicsPattern
+
+print(len(TopicsPattern.parse("a/b/c.*").matching(["persistent://a/b/c"] * 100)))
+assert "pandas" not in sys.modules
+"""
+
+
+def test_a_pattern_is_matched_without_loading_pandas_which_stops_all_clients_for_half_a_second():
+    command = [sys.executable, "-c", MATCHES_ALONE]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) == 100
 
 
 @pytest.mark.parametrize(
@@ -155,6 +174,34 @@ def test_a_namespace_that_does_not_exist_has_no_topics():
             "topics_of_namespace_response", "topics_of_namespace", **asked
         )
         assert list(answer.topics) == []
+        session.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
+
+
+def test_lists_have_the_partitions_of_a_topic_that_software_of_an_earlier_version_has_grown(
+    monkeypatch,
+):
+    async def note_nothing(*_):
+        """As that software, which does not write the topic's record when a topic grows."""
+
+    async def main(stage):
+        broker, session = await session_of(stage)
+        await broker.client.topics.create("n", 1, {"partitioned": True})
+        with monkeypatch.context() as patched:
+            patched.setattr(Topics, "note_growth", note_nothing)
+            await TopicAdmin(broker.client).grow("n", 3)
+        prefix = "persistent://public/default/n"
+        asked = {"topic": prefix, "request_id": 1}
+        name = "partitioned_metadata"
+        answer = await session.answer(f"{name}_response", name, **asked)
+        assert answer.partitions == 3
+        asked = {"namespace": "public/default", "request_id": 3}
+        name = "topics_of_namespace"
+        answer = await session.answer(f"{name}_response", name, **asked)
+        listed = [topic for topic in answer.topics if topic.startswith(prefix)]
+        assert listed == [f"{prefix}-partition-{number}" for number in range(3)]
         session.connection.connection_lost(None)
         await broker.seal()
 

@@ -7,6 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import OutcomeUnknown
 from spark_ledger.topic.acks import nodes, partition_acks
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.client import TopicClient
@@ -165,6 +166,35 @@ def test_a_move_of_more_than_one_multi_takes_forgets_no_acknowledgement(monkeypa
     play_here(act)
 
 
+def test_a_lost_note_of_successions_forgets_no_acknowledgement(monkeypatch):
+    """The connection ends before the store has the note, so the nodes keep their versions."""
+
+    class Losing:
+        async def multi(self, _):
+            raise OutcomeUnknown("the connection ended")
+
+    async def act(stage):
+        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 1)
+        await acked_in_two_partitions(stage)
+        note = AckNodes.note
+
+        async def lost(self, operations, seen):
+            monkeypatch.setattr(AckNodes, "note", note)
+            monkeypatch.setattr(self, "_store", Losing())
+            return await self.note(operations, seen)
+
+        monkeypatch.setattr(AckNodes, "note", lost)
+        with pytest.raises(errors.Unavailable):
+            await read_by_query(stage, 2)
+        assert AckNodes.note is note
+        await read_by_query(stage, 2)
+        b = await acking_broker(stage, "b")
+        assert await rows_at(b, 2) == (2, [4, 9])
+        assert await rows_at(b, 2, partition=1) == (1, [8])
+
+    play_here(act)
+
+
 def test_successions_noted_for_a_move_that_failed_change_nothing(monkeypatch):
     async def act(stage):
         monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 1)
@@ -291,6 +321,18 @@ def test_skipping_messages_of_a_query_that_ended_counts_what_is_not_acknowledged
         assert (await moves.skip(NAME, 2, 0))[0] == 5
         assert await seen_by_query(stage, a) == (5, [30])
         assert await rows_at(a, 1) == (5, [30])
+
+    play_here(act)
+
+
+def test_many_moves_leave_no_more_states_than_two():
+    async def act(stage):
+        await acked_by_consumers(stage, 50, 52, 60)
+        moves = SubscriptionMoves(await stage.another(), stage.topic.id)
+        for _ in range(20):
+            await moves.skip(NAME, 1, 0)
+        assert len(await AckNodes(stage.client.ledgers, stage.topic.id).states(0)) <= 2
+        assert await rows_at(await acking_broker(stage, "b"), 2) == (20, [50, 52, 60])
 
     play_here(act)
 
