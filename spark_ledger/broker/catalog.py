@@ -26,7 +26,7 @@ class NamedPartition(NamedTuple):
 def names_of(info: TopicInfo) -> list[str]:
     """The topic's name as clients have it in lists; the names of its partitions if it is
     partitioned."""
-    return names_of_partitions(info.name, info.partitions if info.policies.partitioned else 0)
+    return names_of_partitions(info.name, info.partitions_noted if info.policies.partitioned else 0)
 
 
 def names_of_partitions(topic: TopicName, partitions: int) -> list[str]:
@@ -93,7 +93,7 @@ class Catalog:
         if not info.policies.partitioned:
             return 0
         count = len((await self.client.log(info.id).fold()).partitions)
-        if count > info.partitions:  # an earlier version does not note growth in the record
+        if count > info.partitions_noted:  # an earlier version does not note growth in the record
             with suppress(errors.LedgerError):  # under a hold, for instance; a later lookup does it
                 await self.client.topics.note_growth(info, count)
         return count

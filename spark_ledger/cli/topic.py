@@ -77,7 +77,7 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
     if json:
         print_json([_topic_facts(info) for info in topics])
     else:
-        rows = [(info.name.short, info.partitions, info.id) for info in topics]
+        rows = [(info.name.short, info.partitions_noted, info.id) for info in topics]
         print_table(("TOPIC", "PARTITIONS", "ID"), rows, "no topics")
     tell_unreadable("topic", unreadable)
 
@@ -502,7 +502,7 @@ def _policy_facts(info: "TopicInfo") -> dict[str, object]:
 
 
 def _topic_facts(info: "TopicInfo") -> dict[str, object]:
-    return {"topic": info.name.full, "id": info.id, "partitions": info.partitions}
+    return {"topic": info.name.full, "id": info.id, "partitions": info.partitions_noted}
 
 
 # -- namespaces --------------------------------------------------------------------

@@ -206,14 +206,14 @@ async def _topic_if_owned(call: Call, info: TopicInfo) -> OwnedTopic | None:
     consumers stay. None: other brokers own partitions, so the caller moves the subscription in the
     metadata store."""
     number = call.name.partition
-    if number is not None or info.partitions == 1:
+    if number is not None or info.partitions_noted == 1:
         number = number or 0 if info.policies.partitioned else None
         with suppress(Refusal):  # another broker owns the partition
             owned, _ = await call.broker.partition(PartitionName(info.name, number), create=False)
             return owned if isinstance(owned, OwnedTopic) else None
     topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
     topic = next(topics, None)
-    return topic if topic is not None and len(topic.partitions) == info.partitions else None
+    return topic if topic is not None and len(topic.partitions) == info.partitions_noted else None
 
 
 async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:

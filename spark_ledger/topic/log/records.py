@@ -62,7 +62,9 @@ class IntentState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """/topic-ids/<id>: `name`, and `partitions` at the topic's creation (the log has later growth).
+    """/topic-ids/<id>: `name`, and `partitions` at the topic's creation, with which its log begins.
+    `grown_to`: the number after its growth, which the log has too; 0: it has not grown, or software
+    of an earlier version has grown it.
     `own` names the policies that were set on the topic. The other values in `policies` are copies
     of the namespace's values at that time, and do not count. `properties` are texts of the user."""
 
@@ -71,6 +73,7 @@ class TopicRecord:
     policies: TopicPolicies = field(default_factory=TopicPolicies)
     own: tuple[str, ...] = POLICY_NAMES
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    grown_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +201,10 @@ class IdBlock:
 
 def encode_topic(record: TopicRecord) -> bytes:
     plain = {"name": record.name, "partitions": record.partitions}
+    growth = {"grown_to": record.grown_to} if record.grown_to else {}
     own = {} if record.own == POLICY_NAMES else {"own": list(record.own)}
     texts = {"properties": dict(record.properties)} if record.properties else {}
-    return dump({**plain, "policies": policies.to_json(record.policies), **own, **texts})
+    return dump({**plain, "policies": policies.to_json(record.policies), **growth, **own, **texts})
 
 
 def decode_topic(value: bytes) -> TopicRecord:
@@ -210,7 +214,8 @@ def decode_topic(value: bytes) -> TopicRecord:
         if "own" in plain:
             own = policies.own_names(name for name in plain["own"] if name in POLICY_NAMES)
         properties = plain.get("properties", {})
-        return TopicRecord(plain["name"], plain["partitions"], recorded, own, properties)
+        grown_to = plain.get("grown_to", 0)
+        return TopicRecord(plain["name"], plain["partitions"], recorded, own, properties, grown_to)
 
     return load(value, "topic", build)
 

@@ -70,9 +70,10 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`partitions` is the number of partitions at creation, or after a later growth
-    (`note_growth`); the folded state has today's number, which is never smaller. `properties` are
-    texts of the user. `created_ms`: when the topic was made, by the store's clock."""
+    """`partitions` is the number of partitions at creation, `grown_to` that after its growth, as
+    `note_growth` noted it (0: it has not grown); the folded state has today's number, which is
+    never smaller. `properties` are texts of the user. `created_ms`: when the topic was made, by the
+    store's clock."""
 
     id: str
     name: TopicName
@@ -80,6 +81,12 @@ class TopicInfo:
     policies: TopicPolicies
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
     created_ms: int = field(default=0, compare=False)
+    grown_to: int = 0
+
+    @property
+    def partitions_noted(self) -> int:
+        """The number of partitions as far as the topic's record has it."""
+        return max(self.partitions, self.grown_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +122,10 @@ def _info_of(
 ) -> TopicInfo:
     record = records.decode_topic(node.value)
     policies = _effective_policies(record, namespace_node)
-    created_ms = node.created_ms
-    return TopicInfo(topic_id, name, record.partitions, policies, record.properties, created_ms)
+    return TopicInfo(
+        *(topic_id, name, record.partitions, policies),
+        *(record.properties, node.created_ms, record.grown_to),
+    )
 
 
 def _decode_namespace(namespace_node: Versioned | None) -> NamespacePolicies | None:
@@ -401,9 +410,9 @@ class Topics:
             tries = Tries(self._rng)
             while (node := await read(self.store, paths.topic(info.id))) is not None:
                 record = records.decode_topic(node.value)
-                if record.partitions >= partitions:
+                if max(record.partitions, record.grown_to) >= partitions:
                     return
-                value = records.encode_topic(replace(record, partitions=partitions))
+                value = records.encode_topic(replace(record, grown_to=partitions))
                 with suppress(MultiFailed, OutcomeUnknown):
                     change = Set(paths.topic(info.id), value, node.version)
                     await multi_unless_held(self.store, [change])
@@ -438,7 +447,7 @@ class Topics:
         most, name = namespace.topics_max, f"{topic.tenant}/{topic.namespace}"
         if most is None or more == 0:
             return
-        count = sum(info.partitions for info in await self.in_namespace(name))
+        count = sum(info.partitions_noted for info in await self.in_namespace(name))
         if count + more > most:
             raise errors.BadConfig(
                 f"Exceed maximum number of topics in namespace: '{name}' has {count} partitions of"

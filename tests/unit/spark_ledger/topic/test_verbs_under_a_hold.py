@@ -93,7 +93,14 @@ READS = {
         "reserve",
         "close",
     },
-    "SchemaRegistry": {"of", "for_read", "forget", "client_version", "number_for_clients"},
+    "SchemaRegistry": {
+        "of",
+        "for_read",
+        "forget",
+        "client_version",
+        "number_for_clients",
+        "has_columns",
+    },
 }
 OF_A_HOLD = (paths.CLUSTER, paths.LEDGER_IDS, paths.INTENTS, paths.QUERIES, paths.TXNS)
 """What the hold itself writes, and intents, which end by themselves."""
