@@ -158,10 +158,10 @@ class LedgerGhost:
         for one in record.joining:
             self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
 
-    def shows_repair(
+    def shows_copy(
         self, bookie: "BookieGhost", entry_id: int, moment: int, *, fenced: bool
     ) -> None:
-        """A bookie that keeps copies shows repair that it has one. Without a fence it may have that
+        """A bookie shows a recovery or repair that it has a copy. Without a fence it may have that
         in memory alone, its add unanswered, and lose it in a crash: such a copy counts once the
         bookie has cleared the ledger's limbo."""
         if not fenced:
@@ -201,8 +201,8 @@ class BookieGhost:
 
     bookie_id: str
     stored: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(ledger, entry) it acknowledged: the moment of the first OK. Also what repair counts on: what
-    it showed in answer to a fence, or before it cleared the ledger's limbo."""
+    """(ledger, entry) it acknowledged: the moment of the first OK. Also what recovery and repair
+    count on: what it showed in answer to a fence, or before it cleared the ledger's limbo."""
     shown: dict[int, dict[int, None]] = field(default_factory=dict)
     """By ledger, entries that it showed to repair without a fence since it started: such a read
     shows what is in memory alone, too, and promises nothing."""

@@ -237,8 +237,9 @@ class Observers:
             self._comparing[exchange.ended] = (request, response)
         for entry_id, result in contents.results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
-            if by_repair and said is Meaning.POSITIVE and ledger.names(request.bookie_id):
-                ledger.shows_repair(bookie, entry_id, exchange.ended, fenced=request.fence)
+            counts = by_repair or request.fence  # a recovery writes back no entry that all have
+            if counts and said is Meaning.POSITIVE and ledger.names(request.bookie_id):
+                ledger.shows_copy(bookie, entry_id, exchange.ended, fenced=request.fence)
             if said is Meaning.POSITIVE and result.location is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"

@@ -51,7 +51,7 @@ def test_a_copy_shown_to_repair_is_a_promise_after_a_fence_or_once_limbo_is_clea
     def denied(*, fenced: bool, cleared: bool) -> None:
         ghost, ledger = Ghost(), LedgerGhost(1, 1, 1, record)
         bookie = ghost.bookie("a")
-        ledger.shows_repair(bookie, 5, 7, fenced=fenced)
+        ledger.shows_copy(bookie, 5, 7, fenced=fenced)
         if cleared:
             ledger.cleared_at(bookie, 8)
         invariants.what_was_acknowledged_is_never_denied(ghost, bookie, ledger, 5, 9)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 from tests.simulation.brokers.acked import Acked
 from tests.simulation.store import EPOCH_MS
@@ -80,7 +80,7 @@ class MovesFromOutside:
             return await moves.skip(name, rng.choice((0, 1, 5, 50)), partition)
         if way == "expire":
             at_s = max(0.0, work.world.loop.now - rng.uniform(0.0, 10.0))
-            return await moves.expire(name, EPOCH_MS + int(at_s * 1000))
+            return await moves.expire(name, CommittedSince(EPOCH_MS + int(at_s * 1000)))
         if way == "clear":
             return await moves.clear(name)
         if way == "delete":
