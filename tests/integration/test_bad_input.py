@@ -94,7 +94,7 @@ def test_a_producer_that_cannot_be_makes_no_topic(link, topics, name, fields, wo
     assert topics.run(topics.client.topics.find(name)) is None
 
 
-@pytest.mark.parametrize("slash", ["a/b", "/", "..", "\x00", "é" * 255])
+@pytest.mark.parametrize("slash", ["a/b", "/", "..", "é" * 255])
 def test_a_subscription_may_have_any_name_and_is_listed_by_it(link, topics, name, slash):
     link.subscribed(name, SHARED, slash)
     info = topics.run(topics.client.topics.open(name))

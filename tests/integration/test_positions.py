@@ -82,7 +82,7 @@ def test_a_lookup_makes_no_topic_and_a_producer_does(cluster, admin, client, nam
     path = f"persistent/public/default/{name}"
     assert get(f"/lookup/v2/topic/{path}")["brokerUrl"] == cluster.broker_url
     asked = get(f"/admin/v2/{path}/partitions?checkAllowAutoCreation=true")
-    assert asked == {"partitions": 0}
+    assert asked == {"partitions": 0, "deleted": False}
     assert client.get_topic_partitions(name) == [f"persistent://public/default/{name}"]
     assert not admin_knows(admin, name)
     with connected(cluster.admin_url) as by_http:

@@ -65,8 +65,8 @@ async def set_properties(call: Call) -> None:
 
 
 def properties_of(plain: Any) -> dict[str, str]:
-    """The properties in a body; null: none. Raises HttpRefusal."""
-    if plain is None:
+    """The properties in a body; null and an empty list: none. Raises HttpRefusal."""
+    if plain in (None, []):
         return {}
     if not isinstance(plain, dict) or not all(isinstance(value, str) for value in plain.values()):
         text = f"properties are an object of names with texts, not {plain!r}"
