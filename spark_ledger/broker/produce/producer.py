@@ -70,7 +70,7 @@ class PartitionOfProducer(Protocol):
 
 
 class DeclaredSchema(NamedTuple):
-    """What a producer's schema says of its messages: the version in them, and whether their values
+    """What is known of a producer's messages by its schema: their version, and whether their values
     are objects under a JSON schema. `beside_columns`: the topic's rows are columns, beside which
     only such values may stand."""
 

@@ -35,7 +35,7 @@ async def declared_schema(part: Any) -> ClientSchema | None:
 
 
 async def declared_by_producer(broker: Broker, topic: TopicInfo, part: Any) -> DeclaredSchema:
-    """What a client's schema says of its messages. Their version is that of the schema, which
+    """What a client's messages are by its schema. Their version is that of the schema, which
     becomes a version of the topic's schema. A client that declares none sends bytes, and gets an
     empty version. `topic` has the policies of now. Raises Refusal, errors.SchemaIncompatible,
     errors.SchemaUnreadable."""

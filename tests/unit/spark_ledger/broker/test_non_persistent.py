@@ -82,7 +82,7 @@ def test_messages_go_to_consumers_of_each_type_at_once_and_nothing_is_stored():
     async def act(stage):
         broker = await broker_of(Brokers(stage))
         producer = await producer_at(broker)
-        assert await send(producer, one_of("k")) == [(0, 0)]  # nobody gets it
+        assert await send(producer, one_of("k")) == [(0, 0)]  # it has no consumer
         alone = await consumer_at(broker, EXCLUSIVE, subscription="alone")
         first = await consumer_at(broker, FAILOVER, subscription="over", consumer_name="a")
         await consumer_at(
