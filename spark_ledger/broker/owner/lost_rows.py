@@ -92,6 +92,8 @@ class LostRows:
             positions = query.positions
             if query.ledger_id is not None:
                 positions = await subscriptions.positions(topic_id, query.name)
+            if positions.get(number, 0) > end:  # or it read rows that were committed since
+                end = max(end, (await self._commits.state()).partitions[number].end_offset)
             if positions.get(number, 0) > end:
                 _log.warning(
                     "subscription '%s' of a query goes back from offset %d to the end of partition"
