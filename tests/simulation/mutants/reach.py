@@ -64,6 +64,9 @@ EQUIVALENT = {
 """Bugs that break no promise, with why: by reading the code, not by search. They do not count."""
 LIMIT_S = 60.0
 SEEDS_MAX = 2000
+NEAR = 30
+"""So many calls before and after the stored one are looked at: a verb that gains or loses a call
+moves all that come after it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,15 @@ class Found:
         if verb is None:
             return _at_disks(mutant, self.deed)
         return _at(mutant, Point(verb, self.call, Fate(self.fate)))
+
+    def near(self, mutant: Mutant) -> str | None:
+        """What breaks there now or, at a call, at the nearest call of the deed where it does."""
+        calls = [self.call]
+        if self.call >= 0:
+            distances = [distance for away in range(1, NEAR + 1) for distance in (-away, away)]
+            calls += [call for away in distances if (call := self.call + away) >= 0]
+        broken = (replace(self, call=call).again(mutant) for call in calls)
+        return next((what for what in broken if what), None)
 
 
 def stored() -> dict[str, Found]:
