@@ -213,5 +213,9 @@ def rows_with_a_schema_are_taken(case: Case) -> None:
 
 
 def a_topic_that_is_not_kept_is_made(case: Case) -> None:
-    topic = case.topic().replace("persistent://", "non-persistent://")
+    space = "namespaces/public/in-memory"  # its policy holds at every broker
+    case.world.ask("PUT", space)
+    allowed = {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}
+    case.world.ask("POST", f"{space}/autoTopicCreation", allowed)
+    topic = case.topic(ns="in-memory").replace("persistent://", "non-persistent://")
     case.seen["a producer"] = case.error(lambda: case.client.create_producer(topic))
