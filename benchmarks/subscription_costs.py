@@ -74,11 +74,20 @@ class World:
         self.topics.run(self.topics.client.topics.create(name, partitions))
         return f"persistent://{name}"
 
-    def requests(self) -> Requests:
+    def nodes(self) -> int:
+        """How many ZooKeeper has."""
+        found = re.search(r"Node count: (\d+)", self._zookeeper_says())
+        assert found
+        return int(found[1])
+
+    def _zookeeper_says(self) -> str:
         host, _, port = self.cluster.zookeeper.address.rpartition(":")
         with socket.create_connection((host, int(port))) as link:
             link.sendall(b"srvr")
-            text = link.makefile("rb").read().decode()
+            return link.makefile("rb").read().decode()
+
+    def requests(self) -> Requests:
+        text = self._zookeeper_says()
         received = re.search(r"Received: (\d+)", text)
         zxid = re.search(r"Zxid: 0x([0-9a-f]+)", text)
         assert received and zxid
