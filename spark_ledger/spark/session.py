@@ -1,14 +1,14 @@
-"""The caller's session of Spark: a check that it is a session, the registration of this format and
-of SQL table functions in it, and its use in other threads.
+"""Calls for the caller's SparkSession: they check that an object is a session, register
+`format("ledger")` and SQL table functions in a session, and make a session active in a new thread.
 
     spark_ledger.sql_setup(spark)
     spark.sql("SELECT * FROM ledger_lag('flights') WHERE rowsBehind > 0")
     spark.sql("SELECT * FROM read_ledger(topic => 'flights', endingOffsets => 'latest')")
 
-Always true: the functions use the cluster that `sql_setup` got; each call runs as one task of
-Spark, as every table function does. `read_ledger` gives rows to Spark one by one: use it for a look
-at a topic. For more, make a table WITH options for the topic (docs/spark.md): many tasks read it,
-column by column.
+Always true: the table functions use the cluster at the URL that `sql_setup` got; each call of a
+function runs as one task of Spark, as with every table function. `read_ledger` gives rows to Spark
+one by one, so use it for few rows. For many rows, use a table, and name the topic in WITH
+(docs/spark.md, "Tables"): many tasks read the topic, column by column.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import OptionConflict, OptionInvalid
 from spark_ledger.spark.options.values import option_text
 from spark_ledger.spark.read import listings
-from spark_ledger.spark.read.tasks import session_zone
+from spark_ledger.spark.read.tasks import session_time_zone
 
 PREFIX = "ledger_"
 READ = "read_ledger"
@@ -41,9 +41,9 @@ def check_session(spark: object) -> None:
 
 def register(spark: SparkSession) -> None:
     """Register `format("ledger")` in the session. Call this only if Spark does not find the format
-    by itself: Spark looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON
-    may set to `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a
-    session.
+    by itself. Spark finds Python data sources by running the driver's Python; if
+    PYSPARK_DRIVER_PYTHON is `jupyter`, this fails. A second call changes nothing. Raises
+    OptionInvalid if `spark` is not a session.
     """
     check_session(spark)
     from spark_ledger.spark.data_source import LedgerDataSource
@@ -56,16 +56,18 @@ def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., A
 
         Thread(target=in_session(spark, work))
 
-    Spark looks for Python sources in the active session of the thread that writes, and a new thread
-    has no active session. If a foreachBatch function calls `in_session`, the thread also belongs to
-    the query, so that its writes follow the rule of a query's batch. Raises OptionInvalid if
+    Spark looks for Python data sources in the active session of the thread that writes, and a new
+    thread has no active session. If a foreachBatch function calls `in_session`, Spark also counts
+    the new thread to the query: if Spark repeats the micro-batch, writes of the thread follow the
+    rules for a repeated micro-batch (docs/spark.md, "Exactly once"). Raises OptionInvalid if
     `spark` is not a session.
     """
     check_session(spark)
 
     @wraps(work)
     def with_session(*arguments: Any, **keywords: Any) -> Any:
-        if isinstance(spark, SparkSession):  # a session of Spark Connect is in the server
+        # A Spark Connect session lives in the server: it has no JVM session to activate here.
+        if isinstance(spark, SparkSession):
             java_class = SparkSession._get_j_spark_session_class(spark._jvm)
             java_class.setActiveSession(spark._jsparkSession)
         return work(*arguments, **keywords)
@@ -98,7 +100,8 @@ def _listing_function(url: str, view: str) -> type:
     topics_max = 0 if view == "bookies" else 1
 
     class Listing:
-        """The view of a topic; without a topic, the view of all topics or of the cluster."""
+        """The rows of `view` (one of listings.VIEWS) for a topic; without a topic, for all topics
+        or for the cluster."""
 
         def eval(self, topic: pa.Array | None = None, *more: pa.Array) -> Iterator[pa.Table]:
             count = (topic is not None) + len(more)
@@ -111,7 +114,10 @@ def _listing_function(url: str, view: str) -> type:
                 )
             name = None if topic is None else topic[0].as_py()
             if not isinstance(name, str | None):
-                raise OptionInvalid(f"topic is {name}, not text", "Give its name as 'flights'.")
+                raise OptionInvalid(
+                    f"topic is {name}, not text",
+                    "Give the topic's name as a string, for example 'flights'.",
+                )
             yield listings.table(url, view, name)
 
     return Listing
@@ -119,8 +125,8 @@ def _listing_function(url: str, view: str) -> type:
 
 def _read_function(url: str) -> type:
     class ReadLedger:
-        """A batch read. Named arguments are its options; the first argument without a name is the
-        topic."""
+        """A batch read. Named arguments are the options of the read; the first argument without a
+        name is the topic."""
 
         @staticmethod
         def analyze(
@@ -133,8 +139,9 @@ def _read_function(url: str) -> type:
         def eval(self, positional_topic: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
             arguments = _with_topic(positional_topic, arguments)
             options = {name: option_text(argument) for name, argument in arguments.items()}
-            zone, names = session_zone(), " ".join(options).lower()
-            if zone is not None and "timestamp" in names and "timezone" not in names:
+            zone, option_names = session_time_zone(), " ".join(options).lower()
+            has_time = "timestamp" in option_names and "timezone" not in option_names
+            if zone is not None and has_time:
                 options["timeZone"] = zone
             source = _source(url, options)
             reader = source.reader(source.schema())

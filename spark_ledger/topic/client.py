@@ -72,7 +72,7 @@ POLICIES_S = 60.0
 """For how long commits use the quotas that an earlier commit read."""
 
 
-NO_KINDS: Mapping[str, RowKind] = MappingProxyType({})
+NO_ROW_KINDS: Mapping[str, RowKind] = MappingProxyType({})
 """The rows of no topic are checked against its schema."""
 
 
@@ -241,7 +241,7 @@ class TopicClient:
         finish_intent: bool = False,
         batch: QueryBatch | None = None,
         overwrite_held: bool = False,
-        kinds: Mapping[str, RowKind] = NO_KINDS,
+        row_kinds: Mapping[str, RowKind] = NO_ROW_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commits the results of tasks, by topic id, in order of task index: to all topics or to
@@ -253,7 +253,7 @@ class TopicClient:
         errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is done
         afterwards in any case. `batch` has the counts of a streaming query's tasks, by which a
         replay is recognised; without `batch`, a version that was committed before changes nothing.
-        `kinds` are the kinds of rows by topic id, to be checked against the topics' schemas.
+        `row_kinds` are the kinds of rows by topic id, to be checked against the topics' schemas.
         Raises as Committer.commit; errors.TopicRecreated for results of another topic,
         errors.LedgerFenced for results of another intent, ValueError for results that claim a task
         or an entry twice."""
@@ -271,7 +271,7 @@ class TopicClient:
             user_metadata=user_metadata,
             batch=batch,
             overwrite_held=overwrite_held,
-            kinds=kinds,
+            row_kinds=row_kinds,
             check_quotas=self._check_quotas,
             creators={
                 ledger_id: creator_token
@@ -291,7 +291,7 @@ class TopicClient:
         checks: Sequence[Check] = (),
         txn: TxnKey | None = None,
         finish_intent: bool = False,
-        kinds: Mapping[str, RowKind] = NO_KINDS,
+        row_kinds: Mapping[str, RowKind] = NO_ROW_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commits any actions to one topic, for maintenance. No other process may commit under the
@@ -300,7 +300,9 @@ class TopicClient:
         errors.TxnConflict. Raises as Committer.commit."""
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
-        request = CommitRequest(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
+        request = CommitRequest(
+            key, intent.id, drafts, finish_intent, tuple(checks), row_kinds=row_kinds
+        )
         return await self._commit(request, timeout_s)
 
     async def _commit(

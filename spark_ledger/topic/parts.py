@@ -1,13 +1,14 @@
-"""Commits of parts: an epoch is written in parts, each part at least once, and exactly once if it
-is repeated unchanged.
+"""Commits of parts. A caller writes each epoch in parts, and commits each part by itself. Every
+part is committed at least once, and exactly once if a repeated epoch has the same parts.
 
-A caller cuts each of its epochs into parts: with Spark's `foreach`, a part is a partition of Spark.
-A repeated epoch may be cut in another way, so a part may have other rows than the committed part
-with its number. Always true: a part is left out only if the last commit of this part and epoch had
-the same content.
+With Spark's `foreach`, an epoch is a micro-batch, and a part has the rows of one partition of the
+query. When Spark repeats an epoch, it may put the rows into other partitions. So part 3 of the
+repeated epoch may have other rows than the part 3 that is committed. Always true: a part is not
+committed again only if the last commit of this part and epoch had the same content.
 
-The transaction record (`app id#part-number`, target) has the epoch and the number of the part's
-commits in this epoch as its version, and the digest of the content as its run.
+The transaction record is that of (`app id#part-number`, target). Its `version` is the part's epoch
+* COMMITS_MAX_OF_EPOCH + the number of earlier commits of the part in this epoch (after a commit of
+a later epoch: the last version + 1). Its `run_id` holds the digest of the part's content.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import Tries, ensure, unavailable_while
-from spark_ledger.topic.client import NO_KINDS, TopicClient
+from spark_ledger.topic.client import NO_ROW_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome, RowKind, TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import Intent
@@ -24,7 +25,7 @@ from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import TxnRecord
 from spark_ledger.topic.write import TaskResult
 
-COMMITS_OF_EPOCH = 1 << 16
+COMMITS_MAX_OF_EPOCH = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Part:
 
 def next_version(record: TxnRecord, part: Part) -> int | None:
     """The version of the part's commit; None if the part is committed already."""
-    if record.version // COMMITS_OF_EPOCH == part.epoch and record.run_id == part.digest:
+    if record.version // COMMITS_MAX_OF_EPOCH == part.epoch and record.run_id == part.digest:
         return None
-    return max(record.version + 1, part.epoch * COMMITS_OF_EPOCH)
+    return max(record.version + 1, part.epoch * COMMITS_MAX_OF_EPOCH)
 
 
 async def commit_part(
@@ -51,15 +52,15 @@ async def commit_part(
     part: Part,
     *,
     user_metadata: str = "",
-    kinds: Mapping[str, RowKind] = NO_KINDS,
+    row_kinds: Mapping[str, RowKind] = NO_ROW_KINDS,
 ) -> CommitOutcome:
     """Commits the results of the part, by topic id, under the intent (of kind PARTS) of the run
-    that wrote them. The next part that this process writes goes to other ledgers: no two commits
-    name the same ledger, so dropped ledgers may be deleted while the run goes on. `kinds` as in
-    TopicClient.commit_topics.
-    Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
+    that wrote them. `row_kinds` as in TopicClient.commit_topics. Then this process closes
+    the ledgers of the part, and writes the next part to other ledgers. So no two commits name the
+    same ledger, and dropped ledgers may be deleted while the run goes on. Raises as
+    TopicClient.commit_topics; errors.LedgerFenced if a newer run has taken over."""
     try:
-        return await _commit(client, results, intent, part, user_metadata, kinds)
+        return await _commit(client, results, intent, part, user_metadata, row_kinds)
     finally:
         client.cache.retire(intent.id)
 
@@ -70,7 +71,7 @@ async def _commit(
     intent: Intent,
     part: Part,
     user_metadata: str,
-    kinds: Mapping[str, RowKind],
+    row_kinds: Mapping[str, RowKind],
 ) -> CommitOutcome:
     app_id = f"{intent.app_id}#part-{part.number}"
     path = paths.txn(escape(app_id), escape(intent.target))
@@ -88,9 +89,10 @@ async def _commit(
         txn = TxnKey(app_id, intent.target, version, part.digest)
         try:
             return await client.commit_topics(
-                results, txn, intent.id, user_metadata=user_metadata, kinds=kinds
+                results, txn, intent.id, user_metadata=user_metadata, row_kinds=row_kinds
             )
         except errors.LedgerFenced as fenced:
-            if "recorded_by" not in fenced.facts:  # another attempt was faster: try again
+            if "recorded_by" not in fenced.facts:
                 raise
+        # Another attempt of the task committed this version first.
         await tries.retry_or_raise(f"others committed part {part.number} of {intent.app_id} too")

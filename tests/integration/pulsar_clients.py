@@ -69,12 +69,12 @@ def write_columns(topics, name, rows):
     """A batch of typed rows as Spark writes it with schemaMode=evolve; returns the version."""
     info = topics.run(topics.client.topics.open(name))
     version = topics.run(topics.client.schemas.for_write(info, rows.schema, SchemaMode.EVOLVE))
-    kinds = {info.id: RowKind(frozenset({version.number}), evolves=True)}
-    _write(topics, info, None, rows, schema_version=version.number, kinds=kinds)
+    row_kinds = {info.id: RowKind(frozenset({version.number}), evolves=True)}
+    _write(topics, info, None, rows, schema_version=version.number, row_kinds=row_kinds)
     return version.number
 
 
-def _write(topics, info, *columns, schema_version=0, kinds=None, **more_columns):
+def _write(topics, info, *columns, schema_version=0, row_kinds=None, **more_columns):
     app = str(uuid.uuid4())
     intent = topics.run(topics.client.intents.open_batch_intent(app, "run", info.id, random=True))
     settings = TaskSettings(inline_bytes_max=0, schema_version=schema_version)
@@ -83,7 +83,7 @@ def _write(topics, info, *columns, schema_version=0, kinds=None, **more_columns)
     task.write(*columns, **more_columns)
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
     parts = {info.id: [task.start_finish()()]}
-    topics.run(topics.client.commit_topics(parts, txn, intent.id, kinds=kinds or {}))
+    topics.run(topics.client.commit_topics(parts, txn, intent.id, row_kinds=row_kinds or {}))
 
 
 def ask(admin_url, method, path, body=None, **headers):

@@ -233,8 +233,8 @@ class TopicOperator:
             return
         txn = TxnKey(app_id, intent.target, 0, run_id)
         found = {info.id: results.get(info.id, [])}
-        kinds = {info.id: await self._kind(topics, info)}
-        await topics.commit_topics(found, txn, intent.id, finish_intent=True, kinds=kinds)
+        row_kinds = {info.id: await self._kind(topics, info)}
+        await topics.commit_topics(found, txn, intent.id, finish_intent=True, row_kinds=row_kinds)
         self.world.ghost.meet("job committed")
 
     async def _kind(self, topics: TopicClient, info: TopicInfo) -> RowKind:

@@ -25,7 +25,7 @@ from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import Check, Watcher
-from spark_ledger.topic.client import NO_KINDS, TopicClient
+from spark_ledger.topic.client import NO_ROW_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent
@@ -373,7 +373,7 @@ class TopicCommits:
                     actions,
                     intent,
                     checks=[*owned],
-                    kinds={self.topic.id: kind} if opened_kinds else NO_KINDS,
+                    row_kinds={self.topic.id: kind} if opened_kinds else NO_ROW_KINDS,
                 )
         except Exception as error:
             if isinstance(error, errors.LedgerFenced):

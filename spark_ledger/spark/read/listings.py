@@ -1,4 +1,5 @@
-"""option("metadata", view): a listing of topics, ledgers or bookies as a DataFrame.
+"""option("metadata", view): a listing of topics, ledgers or bookies as a DataFrame. VIEWS has the
+names of the views (these views are listings; SQL's views are something else).
 
 Always true: the columns are those of topic/views.py, in Spark's types. A user's .schema() may name
 some of them, in upper or lower case, with the same types. Several tasks read a large view. A view

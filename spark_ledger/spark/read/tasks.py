@@ -164,10 +164,10 @@ def warn_of_old_plan(batch_plan: str, current: str | None, topic: str) -> None:
 
 def check_zone(zoneless_times: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
     """Raises OptionInvalid if a text is another moment in the session's zone."""
-    start_positions.check_zone(zoneless_times, session_zone(), in_checkpoint=in_checkpoint)
+    start_positions.check_zone(zoneless_times, session_time_zone(), in_checkpoint=in_checkpoint)
 
 
-def session_zone() -> str | None:
+def session_time_zone() -> str | None:
     """The time zone that the user set for this task's session, if any."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(SESSION_ZONE)

@@ -1,4 +1,4 @@
-"""Writing for queries that Spark allows only `foreach`: update mode, real-time mode.
+"""Writing for queries for which Spark allows no sink but `foreach`: update mode, real-time mode.
 
 Always true: when a task ends without an error, one commit makes all its rows of an epoch visible;
 after an error no row is visible. No row is lost when Spark repeats an epoch, and no row is doubled
@@ -32,10 +32,10 @@ from spark_ledger.spark.options.values import option_text
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import (
     TaskProperties,
-    drop_cached,
+    adding_topic_names_to_errors,
+    drop_intents_and_topics,
     heartbeats,
     query_intent,
-    topic_names_in_errors,
     topics_of,
 )
 from spark_ledger.spark.write.topic_writers import Task, TopicWriters
@@ -115,22 +115,21 @@ class ForeachWriter:
 
 
 class _ForeachTask:
-    """The write of one task; it begins with the task's first rows, and ends with `commit` or
-    `abort`."""
+    """The write of one task, from the task's first rows to `commit` or `abort`."""
 
     def __init__(self, job: WriteJob, properties: TaskProperties, app_id: str) -> None:
         run_id = properties.run_id or app_id
         self._job = job
         service_url, outage_s = job.options.service_url, job.options.outage_timeout_s
-        is_first_batch = properties.batch_id == 0
+        is_first_batch = properties.batch_id == 0  # a new query with a wrong URL fails soon
         self._cluster = cluster = blocking.topics(service_url, outage_s, fail_fast=is_first_batch)
         self._intent: Intent = query_intent(
             job, app_id, run_id, is_retry=properties.attempt > 0, kind=PARTS
         )
         self._heartbeats = ExitStack()
         self._heartbeats.enter_context(heartbeats(cluster, self._intent))
-        headers = properties.extra_headers
-        task = Task(self._intent, properties.index, properties.attempt, headers)
+        bad_record_headers = properties.bad_record_headers
+        task = Task(self._intent, properties.index, properties.attempt, bad_record_headers)
         self.writers = TopicWriters(
             cluster, job, task, lambda names: topics_of(cluster, job.options, names, run_id)
         )
@@ -138,17 +137,19 @@ class _ForeachTask:
     def commit(self, part: Part) -> None:
         client, user_metadata = self._cluster.client, self._job.options.user_metadata or ""
         results: dict[str, list[TaskResult]] = {}
-        with self._heartbeats, topic_names_in_errors(self._cluster):
+        with self._heartbeats, adding_topic_names_to_errors(self._cluster):
             for result in self.writers.finish():
                 results.setdefault(result.topic_id, []).append(result)
             row_kinds = self._job.row_kinds(results, self.writers.versions)
             commit = commit_part(
-                client, results, self._intent, part, user_metadata=user_metadata, kinds=row_kinds
+                *(client, results, self._intent, part),
+                user_metadata=user_metadata,
+                row_kinds=row_kinds,
             )
             self._cluster.run(commit)
 
     def abort(self) -> None:
-        drop_cached(lambda cached: cached.id == self._intent.id)
+        drop_intents_and_topics(lambda cached: cached.id == self._intent.id)
         self._heartbeats.close()
         self.writers.abort()
 
@@ -160,15 +161,15 @@ def foreach_writer(
     app_id: str | None = None,
     **options: Any,
 ) -> ForeachWriter:
-    """A writer for `df.writeStream.foreach(...)`, for queries that Spark allows no other sink.
+    """A writer for `df.writeStream.foreach(...)`, for queries for which Spark allows no other sink.
 
     `topic` and `options` are those of a streaming write (docs/spark.md). Rows of a partition and
     epoch are durable and visible when Spark has closed their writer without an error: `close`
     commits the rows, and recognises an epoch that Spark repeats. The argument `schema` is the
     DataFrame's schema, as a StructType or DDL text. Typed rows (`valueFormat` json, arrow or
-    schema) need this argument; without it, key and value may be STRING or BINARY. `app_id` replaces
-    the query's id in modes in which Spark does not give the id. Raises LEDGER_OPTION.*, and with
-    the argument `schema` LEDGER_SCHEMA.*.
+    schema) need this argument; without it, key and value may be STRING or BINARY. `app_id`, if
+    given, is used in place of the query's id; it is needed where Spark gives no id. Raises
+    LEDGER_OPTION.*; also LEDGER_SCHEMA.* if `schema` is given.
     """
     texts = {name: option_text(value) for name, value in options.items() if value is not None}
     if topic is not None:

@@ -222,8 +222,9 @@ async def _name_if_empty(client: TopicClient, topic_id: str) -> str | None:
 
 @dataclass(frozen=True)
 class WriteJob:
-    """A checked write, which Spark sends from the driver to the tasks. `values` makes the values of
-    typed rows (None: rows of bytes); with `overwrite` the rows replace all rows of the topic."""
+    """A checked write, which Spark sends from the driver to the tasks. `plan` has the role of each
+    column. `values` makes the values of typed rows (None: rows of bytes). With `overwrite` the rows
+    replace all rows of the topic."""
 
     options: WriteOptions
     plan: WritePlan

@@ -100,7 +100,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         intent = query_intent(
             self.job, properties.query_id, properties.run_id, is_retry=properties.attempt > 0
         )
-        task = Task(intent, properties.index, properties.attempt, properties.extra_headers)
+        task = Task(intent, properties.index, properties.attempt, properties.bad_record_headers)
         on_replay = self.job.on_replay
         return write_rows(
             self.job, task, iterator, version=properties.batch_id, on_replay=on_replay
@@ -158,7 +158,8 @@ class LedgerBatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         properties = TaskProperties.of(TaskContext.get())
         task = Task(
-            self.intent, properties.index, properties.attempt, self._extra_headers(properties)
+            *(self.intent, properties.index, properties.attempt),
+            self._bad_record_headers(properties),
         )
         on_replay = self._on_replay(in_query=properties.query_id is not None)
         topics, version = self.topics, self.version
@@ -181,8 +182,8 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         has_option = self.job.options.on_replay is not None
         return self.job.on_replay if in_query or has_option else OnReplay.IGNORE
 
-    def _extra_headers(self, properties: TaskProperties) -> Mapping[str, str]:
+    def _bad_record_headers(self, properties: TaskProperties) -> Mapping[str, str]:
         if self.job.options.txn_app_id is None:
-            return properties.extra_headers
+            return properties.bad_record_headers
         txn = {"txnAppId": self.job.options.txn_app_id, "txnVersion": str(self.version)}
-        return {**properties.extra_headers, **txn}
+        return {**properties.bad_record_headers, **txn}

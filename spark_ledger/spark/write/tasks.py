@@ -92,7 +92,7 @@ class TaskProperties:
         )
 
     @property
-    def extra_headers(self) -> dict[str, str]:
+    def bad_record_headers(self) -> dict[str, str]:
         """Headers of bad records: the query and batch that wrote them."""
         facts = {"queryId": self.query_id, "batchId": self.batch_id}
         return {name: str(value) for name, value in facts.items() if value is not None}
@@ -136,7 +136,7 @@ def write_rows(
         others = [name for name in names if name not in driver_topics]
         return {**driver_topics, **topics_of(cluster, job.options, others, intent.run_id)}
 
-    with topic_names_in_errors(cluster), heartbeats(cluster, intent):
+    with adding_topic_names_to_errors(cluster), heartbeats(cluster, intent):
         writers = TopicWriters(cluster, job, task, find)
         try:
             for batch in batches:
@@ -148,7 +148,7 @@ def write_rows(
                 intent, results, _query_batch(fingerprint, on_replay), writers.versions
             )
         except BaseException:
-            drop_cached(lambda cached: cached.id == intent.id)
+            drop_intents_and_topics(lambda cached: cached.id == intent.id)
             writers.abort()
             raise
 
@@ -207,7 +207,7 @@ def commit_rows(
         for topic_id, numbers in message.versions.items():
             versions[topic_id] = versions.get(topic_id, frozenset()) | numbers
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    with topic_names_in_errors(cluster):
+    with adding_topic_names_to_errors(cluster):
         if not results and options.topic is not None and version > intent.record.w0:
             topic = cluster.run(find_or_make(cluster.client, options, options.topic))
             results[topic.info.id] = []
@@ -223,7 +223,7 @@ def commit_rows(
             intent.id,
             overwrite=replaced_topics,
             overwrite_held=options.overwrite_held,
-            kinds=job.row_kinds(results, versions),
+            row_kinds=job.row_kinds(results, versions),
             user_metadata=options.user_metadata or "",
             finish_intent=ends_intent,
             batch=batch,
@@ -270,7 +270,8 @@ def query_intent(
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if is_retry:
-        drop_cached(lambda cached: (cached.app_id, cached.run_id) == (query_id, run_id))
+        run = query_id, run_id
+        drop_intents_and_topics(lambda cached: (cached.app_id, cached.run_id) == run)
     target, replaced_topics = options.txn_target, []
     if options.topic is not None:
         topic = topics_of(cluster, options, [options.topic], run_id)[options.topic]
@@ -288,7 +289,7 @@ def query_intent(
     return _intents.put(key, intent)
 
 
-def drop_cached(is_stale: Callable[[Intent], bool]) -> None:
+def drop_intents_and_topics(is_stale: Callable[[Intent], bool]) -> None:
     """Drop the cached intents for which `is_stale` is true, and all cached topics: the next caller
     reads them again."""
     _intents.drop_if(is_stale)
@@ -296,9 +297,9 @@ def drop_cached(is_stale: Callable[[Intent], bool]) -> None:
 
 
 @contextmanager
-def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
-    """Put the topic's name into errors of the context that have only its id. TopicDeleted also gets
-    a remedy for writers."""
+def adding_topic_names_to_errors(cluster: BlockingTopics) -> Iterator[None]:
+    """Put the topic's name into errors of the context that have only the topic's id. TopicDeleted
+    gets a remedy for writers, too."""
     try:
         yield
     except SchemaIncompatible as error:

@@ -41,12 +41,12 @@ FindTopics = Callable[[Sequence[str]], Mapping[str, WrittenTopic]]
 @dataclass(frozen=True, slots=True)
 class Task:
     """The task that writes, and the intent under which it makes ledgers; each bad record also has
-    the `extra_headers`."""
+    the `bad_record_headers`."""
 
     intent: Intent
     index: int
     attempt: int
-    extra_headers: Mapping[str, str]
+    bad_record_headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,8 @@ class TopicWriters:
         """Write the rows that have a reason to the topic for bad records; returns the good rows."""
         if reasons is None:
             return rows
-        good, bad = good_and_bad(rows, reasons, {**extra_headers, **self._task.extra_headers})
+        headers = {**extra_headers, **self._task.bad_record_headers}
+        good, bad = good_and_bad(rows, reasons, headers)
         name = self._job.options.bad_records_topic
         assert name is not None, "bad rows are looked for only if there is a topic for them"
         writer = self._open_topic(name).writer

@@ -356,7 +356,7 @@ class _Commit:
             if not self._request.overwrite_held:
                 hold_checks = await guards.checks_of_holds(self._process.holds, changes, names)
             return hold_checks, await guards.schema_operations(
-                self._views, self._request.kinds, changes, names, fresh=view.fresh
+                self._views, self._request.row_kinds, changes, names, fresh=view.fresh
             )
         except errors.LedgerError as error:
             raise (error if view.fresh else _ViewTooOld()) from error

@@ -121,9 +121,9 @@ class CommitRequest:
     intent. The multi has the `checks`, and with `finish_intent` it ends the intent. `batch` is the
     content that a streaming query's tasks counted; if None, a recorded version counts as done,
     whatever rows it has. `overwrite_held`: an overwrite also takes away rows that a subscription
-    holds. `kinds` are the kinds of rows by topic id; rows of other topics are not checked against a
-    schema. `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller has
-    the tokens. `check_quotas` is called before the multi, with the topics that take rows. Raises
+    holds. `row_kinds`: by topic id; rows of other topics are not checked against a schema.
+    `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller has the
+    tokens. `check_quotas` is called before the multi, with the topics that take rows. Raises
     errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -134,7 +134,7 @@ class CommitRequest:
     user_metadata: str = ""
     batch: QueryBatch | None = None
     overwrite_held: bool = False
-    kinds: Mapping[str, RowKind] = field(default_factory=dict)
+    row_kinds: Mapping[str, RowKind] = field(default_factory=dict)
     creators: Mapping[int, str] = field(default_factory=dict)
     check_quotas: CheckQuotas | None = None
 

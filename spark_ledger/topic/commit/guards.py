@@ -101,7 +101,7 @@ async def check_quotas(request: CommitRequest, changes: Changes) -> None:
 
 async def schema_operations(
     views: CommitViews,
-    kinds: Mapping[str, RowKind],
+    row_kinds: Mapping[str, RowKind],
     changes: Changes,
     topic_names: Mapping[str, str],
     *,
@@ -110,7 +110,7 @@ async def schema_operations(
     """By topic the operations that check its schema, put the schema into force, or add a version to
     the schema. Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
     operations: dict[str, list[Operation]] = {}
-    for topic_id, kind in kinds.items():
+    for topic_id, kind in row_kinds.items():
         change = changes.get(topic_id)
         if change is None and not kind.versions:
             continue

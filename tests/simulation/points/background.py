@@ -169,7 +169,7 @@ async def commits_a_part(stage: Stage, client: Client, run: int = 0) -> None:
     intent = await topics.intents.open_query_intent("q", f"run-{run or stage.new_run()}", TOPIC)
     results = await stage.work.run_tasks(client, topics, [info], intent, EPOCH)
     expected = stage.work.ghost.expected
-    version = EPOCH * parts.COMMITS_OF_EPOCH
+    version = EPOCH * parts.COMMITS_MAX_OF_EPOCH
     expected[intent.id, version, info.id] = expected[intent.id, EPOCH, info.id]
     await parts.commit_part(topics, results, intent, parts.Part(1, EPOCH, "digest"))
     times = sum(commit.app_id == "q#part-1" for commit in stage.log().commits.values())

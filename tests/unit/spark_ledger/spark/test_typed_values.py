@@ -362,8 +362,8 @@ def test_rows_written_by_two_versions_are_read_back_by_name(value_format):
             settings = TaskSettings(schema_version=plan.schema_version(version))
             task = LoopTask(stage.client, stage.topic, intent, task_index=0, settings=settings)
             await task.write(None, plan.values(rows, version))
-            kinds = {stage.topic.id: RowKind(frozenset({version.number}), evolves=True)}
-            await stage.commit(intent, number, await task.finish(), kinds=kinds)
+            row_kinds = {stage.topic.id: RowKind(frozenset({version.number}), evolves=True)}
+            await stage.commit(intent, number, await task.finish(), row_kinds=row_kinds)
 
         assert await read_all(stage, value_format) == [
             {"more": None, "id": 1, "name": "a"},

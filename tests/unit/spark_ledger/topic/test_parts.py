@@ -7,7 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.commit.draft import CommitKind
 from spark_ledger.topic.log.records import TxnRecord
-from spark_ledger.topic.parts import COMMITS_OF_EPOCH, Part, commit_part, next_version
+from spark_ledger.topic.parts import COMMITS_MAX_OF_EPOCH, Part, commit_part, next_version
 from tests.unit.spark_ledger.topic.stage import RUN, play
 
 
@@ -22,12 +22,12 @@ async def values(stage):
 
 
 def test_the_version_of_a_part_rises_whatever_comes_and_only_the_same_content_has_none():
-    record = TxnRecord(5 * COMMITS_OF_EPOCH, "digest")
+    record = TxnRecord(5 * COMMITS_MAX_OF_EPOCH, "digest")
     assert next_version(TxnRecord(), Part(0, 0, "a")) == 0
     assert next_version(record, Part(0, 5, "digest")) is None
-    assert next_version(record, Part(0, 5, "other")) == 5 * COMMITS_OF_EPOCH + 1
-    assert next_version(record, Part(0, 6, "digest")) == 6 * COMMITS_OF_EPOCH
-    assert next_version(record, Part(0, 4, "digest")) == 5 * COMMITS_OF_EPOCH + 1
+    assert next_version(record, Part(0, 5, "other")) == 5 * COMMITS_MAX_OF_EPOCH + 1
+    assert next_version(record, Part(0, 6, "digest")) == 6 * COMMITS_MAX_OF_EPOCH
+    assert next_version(record, Part(0, 4, "digest")) == 5 * COMMITS_MAX_OF_EPOCH + 1
 
 
 def test_a_part_repeated_as_it_was_is_in_the_topic_once_even_by_another_run():

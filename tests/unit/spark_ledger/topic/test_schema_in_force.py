@@ -52,7 +52,7 @@ async def commit(
         TxnKey(app, TARGET, version, "run"),
         intent.id,
         overwrite=overwrites,
-        kinds={stage.topic.id: kind},
+        row_kinds={stage.topic.id: kind},
     )
 
 
@@ -108,7 +108,7 @@ def test_a_broker_that_appends_keeps_columns_out_before_its_first_row():
         opening = OpenLive(0, 9, 0, "broker b", 1)
         intent = await stage.client.intents.open_system_intent("broker", stage.topic.id)
         await stage.client.commit_actions(
-            stage.topic.id, [opening], intent, kinds={stage.topic.id: RowKind.BYTES}
+            stage.topic.id, [opening], intent, row_kinds={stage.topic.id: RowKind.BYTES}
         )
         with pytest.raises(errors.SchemaIncompatible, match="broker b has partition 0 open"):
             await commit(stage, TYPED, 1, rows=0)
@@ -127,7 +127,7 @@ def test_a_broker_opens_nothing_where_a_schema_is_in_force():
         opening = OpenLive(0, 9, 0, "broker b", 1)
         with pytest.raises(errors.SchemaIncompatible, match="the rows are bytes"):
             await other.commit_actions(
-                stage.topic.id, [opening], intent, kinds={stage.topic.id: RowKind.BYTES}
+                stage.topic.id, [opening], intent, row_kinds={stage.topic.id: RowKind.BYTES}
             )
 
     play(act)
@@ -218,7 +218,7 @@ def test_what_a_commit_judges_costs_no_read_in_the_steady_state(kind):
         for version in range(1, 5):
             counted.taken()
             written = TaskResult(stage.topic.id, intent.id, 0, 0, (segment(1 + version, 5),))
-            await stage.commit(intent, version, written, kinds={stage.topic.id: kind})
+            await stage.commit(intent, version, written, row_kinds={stage.topic.id: kind})
             if version > 1:
                 assert counted.taken() == {"multi": 1}
         checked = [one.path for one in counted.multis[-1] if isinstance(one, Check)]
@@ -267,13 +267,13 @@ def test_of_two_first_writes_with_other_columns_the_one_that_commits_first_is_ta
         intent = await other.intents.open_query_intent("late", "run", TARGET)
         written = TaskResult(stage.topic.id, intent.id, 0, 0, (segment(2, 5),))
         for evolves in (False, True):
-            kinds = {stage.topic.id: RowKind(frozenset({late.number}), evolves)}
+            row_kinds = {stage.topic.id: RowKind(frozenset({late.number}), evolves)}
             with pytest.raises(errors.SchemaIncompatible, match="column 'id'"):
                 await other.commit_topics(
                     {stage.topic.id: [written]},
                     TxnKey("late", TARGET, 0, "run"),
                     intent.id,
-                    kinds=kinds,
+                    row_kinds=row_kinds,
                 )
         assert await rows(stage) == [some]
         assert await other.schemas.for_read([stage.topic]) == COLUMNS

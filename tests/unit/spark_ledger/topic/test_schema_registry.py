@@ -36,9 +36,9 @@ async def taken(stage, schemas, schema, mode=SchemaMode.VALIDATE, topic=None):
 async def committed(stage, version, topic, *, evolves):
     app = f"version {version.number} of {topic.id}"
     intent = await stage.client.intents.open_query_intent(app, "run", TARGET)
-    kinds = {topic.id: RowKind(frozenset({version.number}), evolves)}
+    row_kinds = {topic.id: RowKind(frozenset({version.number}), evolves)}
     txn = TxnKey(app, TARGET, 0, "run")
-    await stage.client.commit_topics({topic.id: []}, txn, intent.id, kinds=kinds)
+    await stage.client.commit_topics({topic.id: []}, txn, intent.id, row_kinds=row_kinds)
 
 
 def nodes(stage):
