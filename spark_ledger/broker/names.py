@@ -70,9 +70,9 @@ def parse(text: str) -> PartitionName:
     return PartitionName(topic, number)
 
 
-def parse_looked_up(text: str) -> PartitionName | None:
+def parse_for_lookup(text: str) -> PartitionName | None:
     """As `parse`; None: the text is a pattern for topics of a namespace. A client looks a pattern
-    up to find a broker at which it watches these topics."""
+    up to find a broker that watches these topics for the client."""
     tenant, _, rest = text.removeprefix(_PERSISTENT).partition("/")
     if text.startswith(_PERSISTENT) and rest.count("/") == 1 and _IS_PATTERN.search(rest):
         parse(f"{_PERSISTENT}{tenant}/{rest.partition('/')[0]}/t")

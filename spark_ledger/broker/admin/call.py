@@ -145,8 +145,8 @@ def number_of(text: str, name: str) -> int:
     return int(text)
 
 
-def not_built(request: HttpRequest) -> HttpRefusal:
+def not_implemented(request: HttpRequest) -> HttpRefusal:
     return HttpRefusal(
         HTTPStatus.NOT_IMPLEMENTED,
-        f"{request.method} {request.path} is not built: docs/pulsar.md lists the verbs",
+        f"{request.method} {request.path} is not implemented: docs/pulsar.md lists the verbs",
     )

@@ -68,7 +68,7 @@ def _tenant_of(call: Call) -> TenantRecord:
     if not isinstance(roles, list) or any(role != ANONYMOUS for role in roles):
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,
-            f"rights are not built yet: adminRoles may only have {ANONYMOUS}",
+            f"rights are not implemented yet: adminRoles may only have {ANONYMOUS}",
         )
     return TenantRecord(tuple(roles), tuple(clusters))
 

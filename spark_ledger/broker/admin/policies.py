@@ -1,7 +1,7 @@
 """The table of Pulsar's policies that a broker takes: from Pulsar's JSON to the policies of a
 namespace or a topic (topic/log/policies.py), and back. Pure.
 
-Always true: an accepted policy is enforced. A policy that is not built is refused, unless it has
+Always true: an accepted policy is enforced. A policy that is not implemented is refused, unless it has
 the value that Pulsar uses for "not set": then there is nothing to enforce. Grants to `anonymous`
 are accepted but not stored: as long as there are no rights, every client may do everything.
 """
@@ -367,7 +367,7 @@ POLICIES = (
 )
 """Every policy that is taken, except quotas, which a query parameter divides in two."""
 
-NOT_BUILT: Mapping[str, Any] = {
+NOT_IMPLEMENTED: Mapping[str, Any] = {
     **dict.fromkeys(("compactionThreshold", "inactiveTopicPolicies", "delayedDelivery")),
     **dict.fromkeys(("publishRate", "dispatchRate", "subscriptionDispatchRate")),
     **dict.fromkeys(("subscribeRate", "replicatorDispatchRate", "offloadPolicies")),
@@ -375,13 +375,13 @@ NOT_BUILT: Mapping[str, Any] = {
 }
 """Policies of namespaces and topics that cannot be set here, with the value that a policy has which
 is not set."""
-NOT_BUILT_OF_NAMESPACES: Mapping[str, Any] = {
+NOT_IMPLEMENTED_OF_NAMESPACES: Mapping[str, Any] = {
     "subscriptionExpirationTime": None,
     "offloadThreshold": -1,
     "offloadThresholdInSeconds": -1,
     "offloadDeletionLagMs": None,
 }
-NOT_BUILT_OF_TOPICS: Mapping[str, Any] = {"maxMessageSize": None, "replication": None}
+NOT_IMPLEMENTED_OF_TOPICS: Mapping[str, Any] = {"maxMessageSize": None, "replication": None}
 
 
 # -- quotas ----------------------------------------------------------------------------------------
@@ -470,7 +470,8 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
             for unset in UNSET.get(name, ())
         ):
             raise refused(
-                HTTPStatus.NOT_IMPLEMENTED, f"the policy {name} is not built yet: leave it out"
+                HTTPStatus.NOT_IMPLEMENTED,
+                f"the policy {name} is not implemented yet: leave it out",
             )
     return NamespacePolicies().with_changes(changes)
 
@@ -516,5 +517,5 @@ def _check_grants(plain: Any) -> None:
     if roles - {ANONYMOUS} or others:
         raise refused(
             HTTPStatus.NOT_IMPLEMENTED,
-            f"rights are not built yet: only {ANONYMOUS} may have grants",
+            f"rights are not implemented yet: only {ANONYMOUS} may have grants",
         )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from spark_ledger.broker.admin import policies
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.policies import (
-    NOT_BUILT,
-    NOT_BUILT_OF_NAMESPACES,
-    NOT_BUILT_OF_TOPICS,
+    NOT_IMPLEMENTED,
+    NOT_IMPLEMENTED_OF_NAMESPACES,
+    NOT_IMPLEMENTED_OF_TOPICS,
     POLICIES,
     STORAGE,
     PulsarPolicy,
@@ -185,11 +185,11 @@ class _LevelRoutes:
                 method, f"{self.root}/{path}", partial(_VERBS[method], self.level, policy)
             )
 
-    def of_quotas_and_not_built(self, not_built: Values) -> Iterator[RouteEntry]:
+    def of_quotas_and_not_implemented(self, not_implemented: Values) -> Iterator[RouteEntry]:
         yield RouteEntry("GET", f"{self.root}/backlogQuotaMap", partial(_quotas, self.level))
         yield RouteEntry("POST", f"{self.root}/backlogQuota", partial(_set_quota, self.level))
         yield RouteEntry("DELETE", f"{self.root}/backlogQuota", partial(_unset_quota, self.level))
-        for name, unset in {**NOT_BUILT, **not_built}.items():
+        for name, unset in {**NOT_IMPLEMENTED, **not_implemented}.items():
             for method in ("GET", "DELETE"):
                 yield RouteEntry(
                     method, f"{self.root}/{name}", partial(_not_set, self.level, unset)
@@ -201,7 +201,7 @@ def of_namespaces(root: str) -> Iterator[RouteEntry]:
     routes = _LevelRoutes(root, NAMESPACES)
     for policy in POLICIES:
         yield from routes.of_policy(policy, policy.namespace, policy.verbs)
-    yield from routes.of_quotas_and_not_built(NOT_BUILT_OF_NAMESPACES)
+    yield from routes.of_quotas_and_not_implemented(NOT_IMPLEMENTED_OF_NAMESPACES)
 
 
 def of_topics(root: str) -> Iterator[RouteEntry]:
@@ -210,7 +210,7 @@ def of_topics(root: str) -> Iterator[RouteEntry]:
     for policy in POLICIES:
         verbs = tuple(dict.fromkeys((*policy.verbs, "DELETE")))
         yield from routes.of_policy(policy, policy.topic, verbs)
-    yield from routes.of_quotas_and_not_built(NOT_BUILT_OF_TOPICS)
+    yield from routes.of_quotas_and_not_implemented(NOT_IMPLEMENTED_OF_TOPICS)
 
 
 async def all_policies(call: Call) -> Any:

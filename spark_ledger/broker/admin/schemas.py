@@ -66,8 +66,8 @@ async def compatibility(call: Call) -> Any:
     return {"compatibility": misfit is None, "schemaCompatibilityStrategy": strategy}
 
 
-async def number_of(call: Call) -> Any:
-    """The number of the version that is the schema in the body."""
+async def version_of(call: Call) -> Any:
+    """The number of the version that has the same schema as the request's body."""
     schema = await _schema_in_body(call)
     declared = await schemas.find(schema, await _versions(call))
     if declared is not None:

@@ -3,7 +3,7 @@
 Always true: a partition never has two exclusive producers, or two producers of one name, at a time.
 When a producer becomes exclusive, every earlier exclusive producer is fenced, even if it comes back
 later. Nothing here reads a clock or a socket: the caller sends the fenced producers away, and
-stores no more messages of them.
+stores no more of their messages.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,15 @@ from typing import Generic, Protocol, TypeVar
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 
 EPOCH_BITS = 32
-"""The low bits of a producer's `topic_epoch`; the owner's epoch is above them."""
+"""A producer's `topic_epoch` is the partition owner's epoch << EPOCH_BITS, plus the number of the
+exclusive producer, counted from 1 under this owner."""
 
 
 class Candidate(Protocol):
-    """A producer that asks for admission. `epoch`: how often its client connected it.
-    `topic_epoch` rises with each exclusive producer of the partition; a new producer has 0 until
-    it is admitted as exclusive."""
+    """A producer that asks for admission. `epoch`: how often its client connected it: the same
+    producer comes back on a new connection with a higher epoch. `topic_epoch` (EPOCH_BITS) rises
+    with each exclusive producer of the partition; a new producer has 0 until it is admitted as
+    exclusive."""
 
     name: str
     mode: AccessMode
@@ -42,7 +44,8 @@ class Admitted(Generic[P]):
 
 
 class Admission(Generic[P]):
-    """The producers of one partition of `topic`, at the partition's owner of this epoch."""
+    """The producers of one partition of `topic`. `owner_epoch` is the epoch of the partition's
+    owner, the broker that has this object."""
 
     def __init__(self, topic: str, owner_epoch: int) -> None:
         self.present: list[P] = []
@@ -52,23 +55,24 @@ class Admission(Generic[P]):
         self._exclusive_epoch = 0
 
     def blockers_of(self, producer: P) -> list[P]:
-        """The producers on other connections because of which this producer is refused, or has to
-        wait."""
+        """The producers on other connections because of which this producer would be refused, or
+        would have to wait. Before the caller calls `admit`, it checks that these connections still
+        live."""
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             return []
-        is_alone = producer.mode is not AccessMode.SHARED
+        must_be_alone = is_exclusive(producer)
         blockers = []
         for other in self.present:
             has_same_name = other.name == producer.name
             is_later = producer.epoch > other.epoch
-            blocks = not is_later if has_same_name else is_alone or is_exclusive(other)
+            blocks = not is_later if has_same_name else must_be_alone or is_exclusive(other)
             if blocks and other.connection is not producer.connection:
                 blockers.append(other)
         return blockers
 
     def replace(self, producer: P) -> list[P]:
         """Take out and return the producers of the same name, which this producer replaces. Raises
-        Refusal if such a producer is not an earlier connection of this producer."""
+        Refusal if the epoch of such a producer is not lower than this producer's."""
         present = self.present
         replaced = [other for other in (*present, *self.waiting) if other.name == producer.name]
         for other in replaced:
@@ -82,7 +86,8 @@ class Admission(Generic[P]):
         return replaced
 
     def admit(self, producer: P, producers_max: int | None = None) -> Admitted[P]:
-        """Raises Refusal, also if `producers_max` producers are present."""
+        """Let the producer send or wait. Raises Refusal, for example if `producers_max` producers
+        are present."""
         has_exclusive = any(map(is_exclusive, self.present))
         if self.is_fenced(producer):
             raise self.refusal_of_fenced(producer)
@@ -115,8 +120,9 @@ class Admission(Generic[P]):
                 producers.remove(producer)
 
     def take_next(self) -> P | None:
-        """If no producer is present, take the producer that has waited longest. From now on this
-        producer is present, unless another producer fenced it: then the caller sends it away."""
+        """If no producer is present, return the producer that has waited longest. This producer is
+        then in `present` and may send. If it is not in `present`, another producer has fenced it,
+        and the caller sends it away."""
         if self.present or not self.waiting:
             return None
         following = self.waiting.pop(0)
@@ -143,8 +149,8 @@ class Admission(Generic[P]):
         )
 
     def _note_exclusive(self, producer: P) -> None:
-        """If the producer is exclusive, fence all earlier exclusive producers, even those that come
-        back later."""
+        """If the producer is exclusive, fence all earlier exclusive producers. A fenced producer
+        stays fenced when it comes back."""
         if not is_exclusive(producer):
             return
         if not producer.topic_epoch:

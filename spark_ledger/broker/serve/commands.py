@@ -1,6 +1,6 @@
 """The commands of Pulsar's clients: how each is carried out and refused, and which right it needs.
 
-Always true: a feature that is not built is refused by NotAllowedError, and the message names the
+Always true: a feature that is not implemented is refused by NotAllowedError, and the message names the
 feature. An error of the topic layer becomes the code after which a client does the right thing.
 After ServiceNotReady, for example, the client looks the topic up and tries again; a lookup itself
 is refused by another code (`_asked_again`).
@@ -198,18 +198,18 @@ async def _partitioned_metadata(client: Caller, part: Any) -> None:
     _reply(client, part, "partitioned_metadata_response", partitions=count, response=0)
 
 
-def check_listener(name: str) -> None:
-    """Raises Refusal if a client asks for the address of a named listener: brokers have none. The
-    words are those by which Pulsar's client for C++ sees that it need not try again."""
+def check_no_listener(name: str) -> None:
+    """Raises Refusal if a client asks for the address of a named listener: brokers have no named
+    listeners. By these very words Pulsar's client for C++ sees that it need not try again."""
     if name:
         reason = f"the broker do not have {name} listener"
         raise Refusal(ServerError.SERVICE_NOT_READY, reason)
 
 
 async def _lookup(client: Caller, part: Any) -> None:
-    check_listener(part.advertised_listener_name)
+    check_no_listener(part.advertised_listener_name)
     with _asked_again():
-        name = names.parse_looked_up(part.topic)
+        name = names.parse_for_lookup(part.topic)
         url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
     kind = LookupType.CONNECT if is_here else LookupType.REDIRECT
     fields = {"brokerServiceUrl": url, "response": kind, "authoritative": True}
@@ -526,9 +526,9 @@ def _redeliver(client: Caller, part: Any) -> None:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _not_built(what: str) -> Request:
+def _not_implemented(what: str) -> Request:
     async def refuse(client: Caller, part: Any) -> None:
-        raise Refusal(ServerError.NOT_ALLOWED, f"{what} are not built yet")
+        raise Refusal(ServerError.NOT_ALLOWED, f"{what} are not implemented yet")
 
     return Request(refuse, _refuse_by_error, right=None)
 
@@ -561,8 +561,8 @@ COMMANDS: dict[str, Request | AtOnce] = {
     "get_schema": Request(_get_schema, _REFUSE_SCHEMA, Right.LOOK_UP),
     "get_or_create_schema": Request(_get_or_create_schema, _REFUSE_NEW_SCHEMA, Right.PRODUCE),
     "consumer_stats": Request(_consumer_stats, _REFUSE_STATS, Right.CONSUME),
-    "new_txn": _not_built("transactions"),
-    "tc_client_connect": _not_built("transactions"),
+    "new_txn": _not_implemented("transactions"),
+    "tc_client_connect": _not_implemented("transactions"),
 }
 """The commands that a client may send, except SEND, which brings batches (produce/intake.py).
 `right` is the right that a command needs; no code checks rights yet."""

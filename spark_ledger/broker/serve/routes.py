@@ -1,10 +1,10 @@
 """The broker's routes by HTTP: lookups, for clients whose service URL begins with http://, and the
-verbs of the admin API that are built.
+verbs of the admin API that are implemented.
 
 Always true: the response to a refused request has the status by which Pulsar's clients recognise
 the error, and the reason in words. A verb gets only requests that access.py admits. A GET changes
-nothing, except that some verbs make a topic that a client may make. A request that is not in ROUTES
-gets 501 below /admin, and 404 elsewhere.
+nothing. Exception: some GETs create a missing topic, if clients may create topics. A request that
+is not in ROUTES gets 501 below /admin, and 404 elsewhere.
 """
 
 import logging
@@ -25,16 +25,16 @@ from spark_ledger.broker.admin import (
     topics,
 )
 from spark_ledger.broker.admin.access import Access, HttpRefusal
-from spark_ledger.broker.admin.call import Call, not_built
+from spark_ledger.broker.admin.call import Call, not_implemented
 from spark_ledger.broker.admin.policy_verbs import RouteEntry, Verb
 from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.log.membership import brokers_alive
-from spark_ledger.broker.names import parse_looked_up
-from spark_ledger.broker.serve.commands import check_listener
+from spark_ledger.broker.names import parse_for_lookup
+from spark_ledger.broker.serve.commands import check_no_listener
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.http import HttpRequest, HttpResponse, Route
-from spark_ledger.topic.acks.asking import ACKNOWLEDGED
+from spark_ledger.topic.acks.asking import ACKNOWLEDGED_PATH
 
 _log = logging.getLogger(__name__)
 
@@ -44,17 +44,17 @@ _LISTENER = "x-pulsar-listenername"
 
 async def _lookup(call: Call) -> Any:
     listener = call.request.query.get("listenerName") or call.request.headers.get(_LISTENER, "")
-    check_listener(listener)
-    name = parse_looked_up("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
-    url, _ = await call.broker.lookup(name, authoritative=False)
+    check_no_listener(listener)
+    name = parse_for_lookup("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
+    url, _is_here = await call.broker.lookup(name, authoritative=False)
     registered = await brokers_alive(call.client.store)
     admin_url = next((broker.admin_url for broker in registered.values() if broker.url == url), "")
     tls = dict.fromkeys(("brokerUrlTls", "brokerUrlSsl", "httpUrlTls"), "")
     return {"brokerUrl": url, "nativeUrl": url, "httpUrl": admin_url, **tls}
 
 
-async def _not_built(call: Call) -> Any:
-    raise not_built(call.request)
+async def _not_implemented(call: Call) -> Any:
+    raise not_implemented(call.request)
 
 
 _ADMIN, _V2 = "/admin", "/admin/v2"
@@ -63,7 +63,7 @@ _TENANT = f"{_V2}/tenants/{{tenant}}"
 _NAMESPACE = f"{_V2}/namespaces/{{tenant}}/{{namespace}}"
 _TOPICS = f"{_V2}/persistent/{{tenant}}/{{namespace}}"
 _TOPIC = f"{_TOPICS}/{{topic}}"
-_PASSING = f"{_V2}/non-persistent/{{tenant}}/{{namespace}}"
+_NON_PERSISTENT = f"{_V2}/non-persistent/{{tenant}}/{{namespace}}"
 _SCHEMAS = f"{_V2}/schemas/{{tenant}}/{{namespace}}/{{topic}}"
 _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
 _LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
@@ -72,7 +72,7 @@ ROUTES = (
     RouteEntry("GET", "/status.html", brokers.status),
     RouteEntry("GET", _LOOKUP, _lookup),
     RouteEntry("GET", f"{_LOOKUP}/bundle", topics.bundle_of_topic),
-    RouteEntry("GET", f"{ACKNOWLEDGED}/{{topic_id}}", subscriptions.acknowledged),
+    RouteEntry("GET", f"{ACKNOWLEDGED_PATH}/{{topic_id}}", subscriptions.acknowledged),
     RouteEntry("GET", f"{_V2}/clusters", namespaces.clusters),
     RouteEntry("GET", f"{_V2}/clusters/{{cluster}}", namespaces.cluster),
     RouteEntry("GET", f"{_BROKERS}/health", brokers.health),
@@ -119,7 +119,7 @@ ROUTES = (
     RouteEntry("POST", f"{_SCHEMAS}/schema", schemas.register),
     RouteEntry("DELETE", f"{_SCHEMAS}/schema", schemas.delete),
     RouteEntry("POST", f"{_SCHEMAS}/compatibility", schemas.compatibility),
-    RouteEntry("POST", f"{_SCHEMAS}/version", schemas.number_of),
+    RouteEntry("POST", f"{_SCHEMAS}/version", schemas.version_of),
     RouteEntry("GET", _TOPICS, topics.topics),
     RouteEntry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
     RouteEntry("PUT", _TOPIC, topics.create_topic),
@@ -135,8 +135,8 @@ ROUTES = (
     RouteEntry("POST", f"{_TOPIC}/terminate", topics.terminate),
     RouteEntry("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitioned),
     RouteEntry("PUT", f"{_TOPIC}/unload", topics.unload),
-    RouteEntry("GET", f"{_TOPIC}/compaction", _not_built),
-    RouteEntry("PUT", f"{_TOPIC}/compaction", _not_built),
+    RouteEntry("GET", f"{_TOPIC}/compaction", _not_implemented),
+    RouteEntry("PUT", f"{_TOPIC}/compaction", _not_implemented),
     RouteEntry("GET", f"{_TOPIC}/ledger/{{ledger}}/entry/{{entry}}", messages.message),
     RouteEntry("GET", f"{_TOPIC}/examinemessage", messages.examine),
     RouteEntry("GET", f"{_TOPIC}/messageid/{{ms}}", messages.id_since),
@@ -163,18 +163,20 @@ ROUTES = (
     ),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
-    RouteEntry("GET", _PASSING, non_persistent.names_in),
-    RouteEntry("GET", f"{_PASSING}/partitioned", non_persistent.partitioned_topics),
-    RouteEntry("PUT", f"{_PASSING}/{{topic}}", non_persistent.create_topic),
-    RouteEntry("DELETE", f"{_PASSING}/{{topic}}", non_persistent.delete_topic),
-    RouteEntry("GET", f"{_PASSING}/{{topic}}/partitions", non_persistent.partitions),
-    RouteEntry("PUT", f"{_PASSING}/{{topic}}/partitions", non_persistent.create_partitioned),
-    RouteEntry("POST", f"{_PASSING}/{{topic}}/partitions", non_persistent.grow),
-    RouteEntry("DELETE", f"{_PASSING}/{{topic}}/partitions", non_persistent.delete_topic),
-    RouteEntry("GET", f"{_PASSING}/{{topic}}/stats", non_persistent.topic_stats),
-    RouteEntry("GET", f"{_PASSING}/{{topic}}/partitioned-stats", non_persistent.partitioned_stats),
+    RouteEntry("GET", _NON_PERSISTENT, non_persistent.names_in),
+    RouteEntry("GET", f"{_NON_PERSISTENT}/partitioned", non_persistent.partitioned_topics),
+    RouteEntry("PUT", f"{_NON_PERSISTENT}/{{topic}}", non_persistent.create_topic),
+    RouteEntry("DELETE", f"{_NON_PERSISTENT}/{{topic}}", non_persistent.delete_topic),
+    RouteEntry("GET", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.partitions),
+    RouteEntry("PUT", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.create_partitioned),
+    RouteEntry("POST", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.grow),
+    RouteEntry("DELETE", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.delete_topic),
+    RouteEntry("GET", f"{_NON_PERSISTENT}/{{topic}}/stats", non_persistent.topic_stats),
+    RouteEntry(
+        "GET", f"{_NON_PERSISTENT}/{{topic}}/partitioned-stats", non_persistent.partitioned_stats
+    ),
 )
-"""Every request that a verb answers; docs/pulsar.md lists the same requests."""
+"""Every request that docs/pulsar.md lists, also those that it lists with 501."""
 
 
 async def _not_found(call: Call) -> Any:
@@ -182,7 +184,8 @@ async def _not_found(call: Call) -> Any:
 
 
 def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route]:
-    """`broker` is called for each request, not before."""
+    """`broker` returns the broker. It is called only when a request comes: a process makes its
+    routes, and reserves its port, before it makes its broker (server.py)."""
     access = access_of(settings)
 
     def route(method: str, path: str, verb: Verb) -> Route:
@@ -201,7 +204,7 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
         return Route(method, path, handle)
 
     rest: Sequence[RouteEntry] = (
-        RouteEntry("*", f"{_ADMIN}/{{rest:.*}}", _not_built),
+        RouteEntry("*", f"{_ADMIN}/{{rest:.*}}", _not_implemented),
         RouteEntry("*", "/{rest:.*}", _not_found),
     )
     return [route(*entry) for entry in (*ROUTES, *rest)]

@@ -33,7 +33,7 @@ from spark_ledger.topic.acks.entries import (
     state_records,
 )
 
-ACKNOWLEDGED = "/ledger/v1/acknowledged"
+ACKNOWLEDGED_PATH = "/ledger/v1/acknowledged"
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +82,7 @@ async def ask_owners(
 
     async def ask(url: str) -> list[OwnedAcks]:
         try:
-            path = f"{ACKNOWLEDGED}/{topic_id}?subscription={quote(name, safe='')}"
+            path = f"{ACKNOWLEDGED_PATH}/{topic_id}?subscription={quote(name, safe='')}"
             return decode_answer(await http.ask(url + path))
         except (http.HttpFailure, BadAckEntry, errors.UnsupportedFormat) as error:
             _log.warning("the broker at %s does not send its acknowledgements: %s", url, error)

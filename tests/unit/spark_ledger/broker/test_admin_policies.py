@@ -4,9 +4,9 @@ each row of the table, what it stores, what it shows, what it refuses."""
 import pytest
 
 from spark_ledger.broker.admin.policies import (
-    NOT_BUILT,
-    NOT_BUILT_OF_NAMESPACES,
-    NOT_BUILT_OF_TOPICS,
+    NOT_IMPLEMENTED,
+    NOT_IMPLEMENTED_OF_NAMESPACES,
+    NOT_IMPLEMENTED_OF_TOPICS,
     POLICIES,
 )
 from spark_ledger.topic.log.policies import PROPERTIES_BYTES_MAX, TopicPolicies
@@ -285,16 +285,19 @@ def test_a_quota_that_is_no_whole_number_is_refused(limit):
 
 @pytest.mark.parametrize(
     ("root", "names"),
-    [(N, {**NOT_BUILT, **NOT_BUILT_OF_NAMESPACES}), (T, {**NOT_BUILT, **NOT_BUILT_OF_TOPICS})],
+    [
+        (N, {**NOT_IMPLEMENTED, **NOT_IMPLEMENTED_OF_NAMESPACES}),
+        (T, {**NOT_IMPLEMENTED, **NOT_IMPLEMENTED_OF_TOPICS}),
+    ],
 )
-def test_a_policy_that_is_not_built_shows_as_not_set_and_cannot_be_set(root, names):
+def test_a_policy_that_is_not_implemented_shows_as_not_set_and_cannot_be_set(root, names):
     async def act(ask, broker, stage):
         for name, unset in names.items():
             path = f"{root}/{name}"
             assert await ask("GET", path) == ((204, None) if unset is None else (200, unset))
             for method in ("POST", "PUT"):
                 status, body = await ask(method, path, 5)
-                assert status == 501 and "not built" in body["reason"]
+                assert status == 501 and "not implemented" in body["reason"]
             assert await ask("DELETE", path) == (204, None)
             gone = path.replace("default", "gone")
             assert (await ask("GET", gone))[0] == (await ask("DELETE", gone))[0] == 404

@@ -143,8 +143,8 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
             "have in listener",
         ),
         (get("//[x/lookup"), 404, "nothing at"),
-        (get("/admin/v2/worker/cluster"), 501, "GET /admin/v2/worker/cluster is not built"),
-        (get("/admin/v2/x").replace(b"GET", b"PUT"), 501, "PUT /admin/v2/x is not built"),
+        (get("/admin/v2/worker/cluster"), 501, "GET /admin/v2/worker/cluster is not implemented"),
+        (get("/admin/v2/x").replace(b"GET", b"PUT"), 501, "PUT /admin/v2/x is not implemented"),
         (get("/a/b/c").replace(b"GET", b"PUT"), 404, "nothing at /a/b/c"),
     ],
 )

@@ -12,7 +12,7 @@ from spark_ledger.broker.names import (
     message_id,
     offset_of,
     parse,
-    parse_looked_up,
+    parse_for_lookup,
 )
 from spark_ledger.broker.wire.commands import LATEST, MessageId, Refusal, ServerError
 
@@ -50,8 +50,8 @@ def test_a_name_that_is_none_is_refused_by_the_code_after_which_no_client_asks_a
 
 
 def test_a_pattern_is_looked_up_by_its_namespace():
-    assert parse_looked_up("persistent://public/default/w-.*") is None
-    assert parse_looked_up("t-partition-3") == parse("t-partition-3")
+    assert parse_for_lookup("persistent://public/default/w-.*") is None
+    assert parse_for_lookup("t-partition-3") == parse("t-partition-3")
     for text in (
         "persistent://public/de*/a",
         "persistent://a/b/c/.*",
@@ -59,7 +59,7 @@ def test_a_pattern_is_looked_up_by_its_namespace():
         "a*",
     ):
         with pytest.raises(Refusal):
-            parse_looked_up(text)
+            parse_for_lookup(text)
 
 
 def test_a_ledger_number_is_positive_and_the_topics_own():

@@ -61,7 +61,7 @@ def test_an_owner_is_asked_about_the_subscription_whatever_its_name(monkeypatch)
         name = "a/b&c=%20 #?\u00fc"
         assert await asking.ask_owners(stage.client.store, "id", name, ["a", "gone"]) == []
         (url,) = map(urlsplit, asked)
-        assert (url.netloc, url.path) == ("a:2", f"{asking.ACKNOWLEDGED}/id")
+        assert (url.netloc, url.path) == ("a:2", f"{asking.ACKNOWLEDGED_PATH}/id")
         assert parse_qs(url.query) == {"subscription": [name]}
 
     play_here(act)
