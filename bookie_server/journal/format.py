@@ -88,14 +88,16 @@ class BatchHeader(NamedTuple):
         return self.offset + padded(BATCH_HEADER_BYTES + self.records_bytes)
 
 
-class Suspect(NamedTuple):
+class UnreadableBytes(NamedTuple):
     """Unreadable bytes of the batch at `position`. `ledger_id` and `kind` are None if the bytes do
-    not name their ledger."""
+    not name their ledger. `is_end`: the readable part of the segment ends at `position`, as that of
+    every segment does somewhere."""
 
     position: Position
     ledger_id: int | None
     kind: RecordKind | None
     why: str
+    is_end: bool = False
 
 
 class BadJournal(Exception):
@@ -183,7 +185,7 @@ def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:
     return BatchHeader(file, at, number, Position(synced_file, synced_at), length)
 
 
-def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list[Suspect]]:
+def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list[UnreadableBytes]]:
     """The undamaged records of a batch, and its unreadable bytes. `data` starts at the batch's
     header.
 
@@ -191,23 +193,23 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
     """
     view = memoryview(data)
     records: list[Record] = []
-    suspects: list[Suspect] = []
+    unreadable: list[UnreadableBytes] = []
     where = Position(batch.file_id, batch.offset)
     at, end = BATCH_HEADER_BYTES, BATCH_HEADER_BYTES + batch.records_bytes
     while (at := _take_entries(view, at, end, batch, records)) < end:
         try:
             record, length = _decode_record_header(view[at:end], batch, at)
         except BadJournal as error:
-            suspects.append(Suspect(where, None, None, str(error)))
+            unreadable.append(UnreadableBytes(where, None, None, str(error)))
             break
         at += RECORD_HEADER_BYTES
         record = record._replace(body=view[at : at + length])
         at += length
         if why := _body_fault(record, length):
-            suspects.append(Suspect(where, record.ledger_id, record.kind, why))
+            unreadable.append(UnreadableBytes(where, record.ledger_id, record.kind, why))
         else:
             records.append(record)
-    return records, suspects
+    return records, unreadable
 
 
 def _take_entries(

@@ -2,13 +2,13 @@
 `SegmentReader` reads a segment in large pieces, each ahead of need; it also reads files that have
 bad blocks.
 
-Always true: at most two pieces are in memory. A read gives a view into a piece. A small read gives
-a copy: kept views would also keep the zeros between small batches in memory. A piece begins where a
-batch begins, so few batches span two pieces. For a block that the disk cannot read the reader gives
-`UNREADABLE` bytes, which no bookie writes: decoding finds them damaged, `bad_blocks_end` shows that
-they are no torn write, and a bad sector costs only its block. So that a start ends in time, the
-reader does not try the rest of the segment after BAD_BLOCKS_MAX bad blocks, and never repeats a
-read that hangs.
+Always true: at most two pieces are in memory. A read gives a view into a piece, which keeps the
+whole piece in memory as long as the view is kept. So a small read gives a copy instead: around
+small batches a piece has mostly zeros. A piece begins where a batch begins, so few batches span two
+pieces. For a block that the disk cannot read the reader gives `UNREADABLE` bytes, which no bookie
+writes: decoding finds them damaged, `bad_blocks_end` shows that they are no torn write, and a bad
+sector costs only its block. So that a start ends in time, the reader does not try the rest of the
+segment after BAD_BLOCKS_MAX bad blocks, and never repeats a read that hangs.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from bookie_server.journal.format import (
     Position,
     Record,
     RecordKind,
-    Suspect,
+    UnreadableBytes,
     decode_batch_header,
     decode_file_header,
     decode_records,
@@ -40,7 +40,9 @@ PIECE_BYTES = 8 << 20
 AHEAD_BYTES = PIECE_BYTES // 8  # when so few bytes of a piece are left, the next piece is read
 UNREADABLE = b"\xff"
 BAD_BLOCKS_MAX = 64
-COPIED_BYTES_MAX = 64 << 10  # in a larger read less than a sixteenth are zeros
+COPIED_BYTES_MAX = 64 << 10
+"""A larger read gives a view. A batch is followed by less than a block (4 KiB) of zeros: that is
+less than a sixteenth of such a batch."""
 _SCAN_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -68,8 +70,8 @@ class SegmentReader:
         self._next_piece: asyncio.Task[_Piece] | None = None
 
     async def read(self, at: int, length: int, next_at: int | None = None) -> memoryview:
-        """As `read_around`. `next_at`: where the next read will begin; None: unknown. Raises
-        DiskHung."""
+        """The same bytes as `read_around`, from a piece. `next_at`: where the next read will begin;
+        None: unknown. Raises DiskHung."""
         if not self._piece.holds(at, length):
             await self._load_piece(at, length)
         start, data, is_last = self._piece
@@ -139,44 +141,47 @@ class Ending(Enum):
     CLEAN = "clean"
     """The journal ends with a seal; or there never was a run."""
     UNCLEAN = "unclean"
-    """Not sealed: entries that a page-cache ledger acknowledged last may be missing."""
+    """Not sealed: the last acknowledged entries of page-cache ledgers may be missing."""
     TORN = "torn"
-    """Not sealed, and bytes beyond the synced position cannot be read: a torn write, or damage of a
-    write that was acknowledged."""
+    """Not sealed, and bytes beyond the synced position cannot be read: either their write was torn,
+    or it was acknowledged and is damaged."""
 
 
 class Replay:
-    """Reads the segments at and after a mark.
+    """Reads the segments at and after a journal's mark.
 
     Iterate `records()` to the end, then read the results:
     - `damage`: unreadable bytes before a position that was synced: acknowledged data may be lost;
-    - `torn_writes`: unreadable bytes after that position, of a write that was not synced: only the
-      page-cache lane, which does not wait for syncs, may have acknowledged the write;
+    - `torn_writes`: unreadable bytes after that position, so of a write whose sync the journal does
+      not show. Of an unsynced write only entries of page-cache ledgers may be acknowledged;
     - `ending`: how the last run ended; `end`: where the journal ends.
 
-    No crash cuts a segment short or makes a block unreadable: in such a segment all unreadable
-    bytes are damage.
+    A crash never shortens a segment or makes a block unreadable. If that is seen, all unreadable
+    bytes of the segment are damage.
     """
 
     def __init__(self, disk: Disk, mark: Position | None) -> None:
         self._disk = disk
         self._synced = mark or Position(0, 0)
-        self._synced_offsets: dict[int, int] = {}  # by segment: the highest in batch headers
+        self._synced_offsets: dict[int, int] = {}
+        """Segment id -> the highest synced offset that a batch header names."""
         self._mark = mark
-        self._suspects: list[Suspect] = []
-        self._losses: list[Suspect] = []  # of missing segments, and of segments that were cut
-        self._damaged_segments: dict[int, None] = {}  # damaged as no crash damages a segment
+        self._unreadable_bytes: list[UnreadableBytes] = []
+        self._losses: list[UnreadableBytes] = []
+        """Of missing segments, and of segments that were cut."""
+        self._damaged_segments: dict[int, None] = {}
+        """Segments that are damaged in a way that no crash can cause."""
         self._is_sealed = False
         self.end = self._synced
         self.file_ids: list[int] = []
 
     @property
-    def damage(self) -> list[Suspect]:
-        return [s for s in self._suspects if self._is_damage(s)] + self._losses
+    def damage(self) -> list[UnreadableBytes]:
+        return [u for u in self._unreadable_bytes if self._is_damage(u)] + self._losses
 
     @property
-    def torn_writes(self) -> list[Suspect]:
-        return [s for s in self._suspects if s.why != _END_OF_READABLE and not self._is_damage(s)]
+    def torn_writes(self) -> list[UnreadableBytes]:
+        return [u for u in self._unreadable_bytes if not (u.is_end or self._is_damage(u))]
 
     @property
     def ending(self) -> Ending:
@@ -185,11 +190,12 @@ class Replay:
         has_no_run = self._mark is None and not self.file_ids
         return Ending.CLEAN if self._is_sealed or has_no_run else Ending.UNCLEAN
 
-    def _is_damage(self, suspect: Suspect) -> bool:
-        is_below = suspect.position < self._synced
-        end = suspect.position
-        if suspect.why == _END_OF_READABLE:
-            # the first batch of the next segment shows how far a full segment was synced
+    def _is_damage(self, unreadable: UnreadableBytes) -> bool:
+        is_below = unreadable.position < self._synced
+        end = unreadable.position
+        if unreadable.is_end:
+            # An end is damage only if a later batch header shows that the segment was synced beyond
+            # it; for a full segment, the first batch of the next segment shows that.
             return is_below and end.offset < self._synced_offsets.get(end.file_id, 0)
         return is_below or end.file_id in self._damaged_segments
 
@@ -205,7 +211,7 @@ class Replay:
         for file_id in range(first, max([first, *self.file_ids]) + 1):
             if file_id not in self.file_ids:
                 where = Position(file_id, 0)
-                self._losses.append(Suspect(where, None, None, "the segment is missing"))
+                self._losses.append(UnreadableBytes(where, None, None, "the segment is missing"))
                 continue
             async for records in self._records_of(file_id):
                 yield records
@@ -220,17 +226,18 @@ class Replay:
             while (batch := await self._next_batch(reader, file_id, at)) is not None:
                 length = BATCH_HEADER_BYTES + batch.records_bytes
                 data = await reader.read(batch.offset, length, batch.end)
-                records, suspects = decode_records(data, batch)
-                self._suspects += suspects
+                records, unreadable = decode_records(data, batch)
+                self._unreadable_bytes += unreadable
                 self._note_synced(batch.synced)
                 self._is_sealed = bool(records) and records[-1].kind is RecordKind.SEAL
                 at = batch.end
                 yield records
             self.end = Position(file_id, at)
             if loss:
-                self._losses.append(Suspect(self.end, None, None, loss))
+                self._losses.append(UnreadableBytes(self.end, None, None, loss))
             else:
-                self._suspects.append(Suspect(self.end, None, None, _END_OF_READABLE))
+                why = "the segment's readable part ends here"
+                self._unreadable_bytes.append(UnreadableBytes(self.end, None, None, why, True))
             if loss or reader.bad_blocks_end > start:
                 self._damaged_segments[file_id] = None
         finally:
@@ -248,8 +255,10 @@ class Replay:
             return decode_batch_header(await reader.read(at, BATCH_HEADER_BYTES), file_id, at)
         except BadJournal as error:
             if not await self._has_written_bytes(reader, at):
-                return None  # nearly every segment ends so: only zeros follow
-            self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
+                return None  # only zeros follow: nearly every segment ends so
+            self._unreadable_bytes.append(
+                UnreadableBytes(Position(file_id, at), None, None, str(error))
+            )
             return await self._find_batch(reader, file_id, at + BLOCK_BYTES)
 
     async def _has_written_bytes(self, reader: SegmentReader, at: int) -> bool:
@@ -273,7 +282,8 @@ class Replay:
 
 def _loss_of(head: Buffer, file_id: int, end: int) -> str:
     """What is lost of a segment with the first block `head` and the length `end`; empty if nothing
-    is lost. A damaged header is no loss, as each batch header has the file id and position."""
+    is lost. A header that does not decode is no loss, as each batch header has the file id and
+    position. A header of zeros, or a file shorter than a block, is a loss."""
     if len(head) < BLOCK_BYTES or not any(head):
         return "the segment has lost its header"
     try:
@@ -282,6 +292,3 @@ def _loss_of(head: Buffer, file_id: int, end: int) -> str:
         _log.warning("journal segment %d: %s", file_id, error)
         return ""
     return f"the segment is cut: it had {length} bytes, not {end}" if end < length else ""
-
-
-_END_OF_READABLE = "the segment's readable part ends here"

@@ -115,8 +115,8 @@ async def _replay_late(
                 text = "journal directory %s was missing at an earlier start and is back"
                 _log.error(text, directory.name)
                 journal = await _replay(directory.disk, mark, late_applier)
-                for suspect in journal.replay.damage if journal.replay is not None else ():
-                    _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
+                for unreadable in journal.replay.damage if journal.replay is not None else ():
+                    _log.error("journal: damage at %s: %s", unreadable.position, unreadable.why)
                 replayed[directory.id] = journal._replace(replay=None)  # the damage is not judged
         except DiskFailed as error:
             if len(directories.journals) == 1:
@@ -224,7 +224,7 @@ async def _replay(disk: Disk, mark: JournalMark | None, applier: RecordApplier) 
         count += len(records) - (bool(records) and records[-1].kind is RecordKind.SEAL)
     _log.info("journal: %d records replayed", count)
     newest = max([replay.end.file_id, *replay.file_ids])
-    damaged_ids = sorted({suspect.position.file_id for suspect in replay.damage})
+    damaged_ids = sorted({unreadable.position.file_id for unreadable in replay.damage})
     return _ReplayedJournal(newest + 1, replay.end, damaged_ids, replay)
 
 
@@ -241,19 +241,19 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
     record that was damaged: the two look alike."""
     if replay is None:
         return
-    for suspect in replay.torn_writes:
-        _log.warning("journal: a torn write at %s is cut: %s", suspect.position, suspect.why)
-        state = None if suspect.ledger_id is None else storage.state(suspect.ledger_id)
-        if suspect.ledger_id is not None and not (state and state.deleted):
-            fence = suspect.kind is RecordKind.FENCE
-            put_in_limbo(storage, suspect.ledger_id, LimboReason.TORN, fence=fence)
-    for suspect in replay.damage:
-        _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
-        if suspect.ledger_id is None:
+    for unreadable in replay.torn_writes:
+        _log.warning("journal: a torn write at %s is cut: %s", unreadable.position, unreadable.why)
+        state = None if unreadable.ledger_id is None else storage.state(unreadable.ledger_id)
+        if unreadable.ledger_id is not None and not (state and state.deleted):
+            fence = unreadable.kind is RecordKind.FENCE
+            put_in_limbo(storage, unreadable.ledger_id, LimboReason.TORN, fence=fence)
+    for unreadable in replay.damage:
+        _log.error("journal: damage at %s: %s", unreadable.position, unreadable.why)
+        if unreadable.ledger_id is None:
             put_in_limbo(storage, EVERY_LEDGER, LimboReason.LOST)
         else:
-            fence = suspect.kind is not RecordKind.ENTRY
-            put_in_limbo(storage, suspect.ledger_id, LimboReason.LOST, fence=fence)
+            fence = unreadable.kind is not RecordKind.ENTRY
+            put_in_limbo(storage, unreadable.ledger_id, LimboReason.LOST, fence=fence)
     judge_ending(replay.ending, storage)
 
 

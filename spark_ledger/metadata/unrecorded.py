@@ -1,6 +1,6 @@
-"""Unrecorded ledgers, of which bookies keep copies, but which have no record and are not named as
-deleted (deleted_ledgers.py): the bookies' lists of them, and the call by which an operator names
-them as deleted.
+"""An unrecorded ledger has copies on bookies, but no record, and is not named as deleted
+(deleted_ledgers.py). Here are the lists that bookies write of such ledgers, and the call by which
+an operator names such ledgers as deleted.
 
 Always true: a bookie's list is for operators; no copy is removed because of it. The multi that
 names a ledger as deleted checks that the ledger has no record and that the store is not held.
@@ -32,7 +32,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read
 
 LISTED_MAX = 40_000
-TOGETHER_MAX = 100
+TOGETHER_MAX = 100  # ledgers that one multi names
 
 
 async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int]) -> None:
@@ -47,7 +47,7 @@ async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int
     value = json.dumps(plain, separators=(",", ":")).encode()
     if node is None:
         await ensure(store, path, value)
-    else:  # also if the list is the same: the node's time is the time of the list
+    else:  # written even if unchanged, so that the node's time shows when the list was made
         await store.set(path, value, node.version)
 
 
@@ -61,13 +61,13 @@ class UnrecordedLedgers(NamedTuple):
 
 
 async def read_unrecorded(store: MetadataStore) -> UnrecordedLedgers:
-    """The unrecorded ledgers of all lists and, if the store is held, of the reports that bookies
-    write instead of lists then. Raises BadClusterRecord, StoreError."""
-    record = await cluster.read(store)
+    """The unrecorded ledgers of all lists. While the store is held, bookies write reports (hold.py)
+    instead of lists: then also those of the reports. Raises BadClusterRecord, StoreError."""
+    cluster_record = await cluster.read(store)
     bookies: dict[int, list[str]] = {}
-    for report in await hold.reports_of(store, record):
-        for ledger_id, _, _ in report.missing:
-            bookies.setdefault(ledger_id, []).append(report.bookie_id)
+    for report in await hold.reports_of(store, cluster_record):
+        for ledger in report.missing:  # the ledgers that have no record
+            bookies.setdefault(ledger.ledger_id, []).append(report.bookie_id)
     counted_ms: dict[str, int] = {}
     for bookie_id in await names_in(store, paths.UNRECORDED):
         node = await read(store, paths.unrecorded(bookie_id))
@@ -77,7 +77,8 @@ async def read_unrecorded(store: MetadataStore) -> UnrecordedLedgers:
         for ledger_id in _ids(node.value):
             if bookie_id not in (keepers := bookies.setdefault(ledger_id, [])):
                 keepers.append(bookie_id)
-    held = "" if record is None or record.hold is None else record.hold.why
+    store_hold = None if cluster_record is None else cluster_record.hold
+    held = "" if store_hold is None else store_hold.why
     return UnrecordedLedgers(dict(sorted(bookies.items())), counted_ms, held)
 
 
@@ -86,6 +87,7 @@ async def unrecorded_of(store: MetadataStore, bookie_id: str) -> list[int]:
     Raises StoreError."""
     node = await read(store, paths.unrecorded(bookie_id))
     kept = []
+    # The value of each folder of records names the deleted ledgers with an id in this folder.
     for folder, ids in deleted_ledgers.by_folder([] if node is None else _ids(node.value)).items():
         try:
             deleted_ids = await deleted_ledgers.read_deleted(store, folder)
@@ -98,7 +100,7 @@ async def unrecorded_of(store: MetadataStore, bookie_id: str) -> list[int]:
 
 
 def _ids(value: bytes) -> list[int]:
-    """The ids of a list; empty for a malformed list, as lists are for people."""
+    """The ids of a list. A malformed list gives no ids and no error: lists only inform people."""
     try:
         return [int(ledger_id) for ledger_id in json.loads(value)["ids"]]
     except errors.MALFORMED:
@@ -106,33 +108,37 @@ def _ids(value: bytes) -> list[int]:
 
 
 async def name_as_deleted(store: MetadataStore, ledger_ids: Iterable[int]) -> list[int]:
-    """Name the ledgers without a record as deleted; returns these ledgers. Raises
+    """Of `ledger_ids`, name those that have no record as deleted; returns their ids. Raises
     errors.MetadataHeld, BadDeletedSet, StoreError."""
-    guard, named_ids = ClusterGuard(store), []
+    guard, named_ids = ClusterGuard(store), []  # with its checks, no multi succeeds under a hold
     await guard.refresh()
     for folder, ids in deleted_ledgers.by_folder(sorted(ledger_ids)).items():
-        await ensure(store, folder)
+        await ensure(store, folder)  # the folder's value names its deleted ledgers
         for at in range(0, len(ids), TOGETHER_MAX):
-            named_ids += await _name_absent(store, guard, ids[at : at + TOGETHER_MAX])
+            named_ids += await _name_without_record(store, guard, ids[at : at + TOGETHER_MAX])
     return named_ids
 
 
-async def _name_absent(store: MetadataStore, guard: ClusterGuard, ids: Sequence[int]) -> list[int]:
+async def _name_without_record(
+    store: MetadataStore, guard: ClusterGuard, ids: Sequence[int]
+) -> list[int]:
     for _ in range(TRIES_MAX):
-        absent = [i for i in ids if await read(store, paths.ledger(i)) is None]
-        if not absent:
+        without_record = [i for i in ids if await read(store, paths.ledger(i)) is None]
+        if not without_record:
             return []
         try:
-            await store.multi([*await guard.checks(), *await _writes_that_name(store, absent)])
-            return absent
+            writes = await _checked_writes(store, without_record)
+            await store.multi([*await guard.checks(), *writes])
+            return without_record
         except (MultiFailed, OutcomeUnknown, NoNode, NodeExists):
             await guard.refresh()
     raise StoreUnavailable(f"others wrote the folder of ledger {ids[0]} again and again")
 
 
-async def _writes_that_name(store: MetadataStore, absent: Sequence[int]) -> list[Operation]:
-    """Operations that name the ledgers, and fail if one of them has a record. To check that a node
-    does not exist, the multi creates and deletes it; no read ever sees the node."""
-    records = map(paths.ledger, absent)
-    absence = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
-    return [*absence, *await deleted_ledgers.writes_that_name(store, absent)]
+async def _checked_writes(store: MetadataStore, without_record: Sequence[int]) -> list[Operation]:
+    """Operations that name the ledgers as deleted, and that fail if any of the ledgers has a
+    record. The check that a record's node does not exist: the multi creates the node and deletes
+    it. No read ever sees this node."""
+    records = map(paths.ledger, without_record)
+    checks = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
+    return [*checks, *await deleted_ledgers.writes_that_name(store, without_record)]

@@ -1,9 +1,10 @@
 """The table of Pulsar's policies that a broker takes: from Pulsar's JSON to the policies of a
 namespace or a topic (topic/log/policies.py), and back. Pure.
 
-Always true: an accepted policy is enforced. A policy that is not implemented is refused, unless it has
-the value that Pulsar uses for "not set": then there is nothing to enforce. Grants to `anonymous`
-are accepted but not stored: as long as there are no rights, every client may do everything.
+Always true: an accepted policy is enforced. A policy that is not implemented is refused, unless it
+has the value that Pulsar uses for "not set": then there is nothing to enforce. Grants to
+`anonymous` are accepted but not stored: as long as there are no rights, every client may do
+everything.
 """
 
 from collections.abc import Callable, Mapping

@@ -83,7 +83,8 @@ NO_SCHEMA = DeclaredSchema()
 
 
 class Producer:
-    """A producer of one partition, on one connection. `epoch`: how often its client connected it.
+    """A producer of one partition, on one connection. `epoch`: how often its client connected it
+    again.
     `topic_epoch` rises with each exclusive producer of the partition. `leave` takes the producer
     out of the partition."""
 

@@ -1,7 +1,7 @@
 """The commands of Pulsar's clients: how each is carried out and refused, and which right it needs.
 
-Always true: a feature that is not implemented is refused by NotAllowedError, and the message names the
-feature. An error of the topic layer becomes the code after which a client does the right thing.
+Always true: a feature that is not implemented is refused by NotAllowedError, and the message names
+the feature. An error of the topic layer becomes the code after which a client does the right thing.
 After ServiceNotReady, for example, the client looks the topic up and tries again; a lookup itself
 is refused by another code (`_asked_again`).
 """
