@@ -56,8 +56,8 @@ from spark_ledger.metadata.ledger_record import (
     BadLedgerRecord,
     LedgerRecord,
     entries_kept,
-    keeps,
     ledger_ids,
+    should_keep,
 )
 from spark_ledger.metadata.store import (
     MetadataStore,
@@ -231,7 +231,7 @@ class Limbo:
         for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
             for end in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
                 window = range(max(entries.start, end - _COUNTED_AT_ONCE), end)
-                ids = [entry_id for entry_id in window if keeps(record, slot, entry_id)]
+                ids = [entry_id for entry_id in window if should_keep(record, slot, entry_id)]
                 if ids:
                     stored = await self._storage.reader.stored(record.ledger_id, ids[0], ids[-1])
                     if any(entry_id not in stored for entry_id in ids):

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from bookie_server.api.messages import StoredRequest, StoredResponse, ids_in
 from bookie_server.api.status import Status
-from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, should_keep
 
 WINDOW = 8192  # entries of one request and comparison
 
@@ -56,4 +56,4 @@ class Peers:
         if response is None or response.status is not Status.OK or response.through < window[-1]:
             return False
         stored = dict.fromkeys(ids_in(response.spans, WINDOW)) if response.spans else {}
-        return all(entry in stored for entry in window if keeps(record, slot, entry))
+        return all(entry in stored for entry in window if should_keep(record, slot, entry))

@@ -319,7 +319,7 @@ def audit(
                 ledger.ledger_id,
                 _lacking_text(ledger),
                 ledger.nowhere or "",
-                ledger.near or "",
+                ledger.misplaced_slots or "",
                 ledger.blocked,
             )
             for ledger in sorted(result.wrong, key=lambda ledger: ledger.ledger_id)

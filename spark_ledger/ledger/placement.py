@@ -34,7 +34,7 @@ class PlacementRequest:
     fill, ascending. `members`: the bookies that keep the other slots; only their id, address and
     rack are set ("" if not known). `suspects`: ids of bookies, candidates or not, that lately gave
     no response or are in quarantine. `racks` is the setting: with "hard" a slot that cannot have a
-    rack of its own stays empty.
+    rack of its own in its write sets stays empty.
     """
 
     candidates: tuple[BookieInfo, ...]
@@ -72,8 +72,9 @@ Placement = Callable[[PlacementRequest, random.Random], Mapping[int, str]]
 
 
 def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
-    """Different bookies for as many slots as possible: drawn by free bytes, with as few suspects as
-    possible, then with as few slots of one rack or host in a write set as possible.
+    """Different bookies for as many slots as possible. The priorities, in this order: few suspects;
+    few clashes (slots of one write set on one rack or host); the order of a random draw, in which
+    bookies with more free bytes tend to come first.
 
     With racks "hard" no write set has two slots of one rack or host, no bookie without a known rack
     is chosen, and a suspect is better than an empty slot.
@@ -105,11 +106,14 @@ class Search:
         self._drop_surplus_hosts()
 
     def _drop_surplus_hosts(self) -> None:
-        """Drop the groups of hosts that cannot be needed: keep of each rack only as many hosts as
-        there are slots to fill, those that were drawn first."""
+        """Drop groups that cannot be needed. Of each rack keep only as many hosts as there are
+        slots to fill, those that were drawn first; suspects and other bookies count separately.
+        Hosts of members stay."""
         hosts = {bookie.host for bookie in self._placed.values()}
         kept: Counter[tuple[str, bool]] = Counter()
-        for group in sorted(self._groups, key=lambda group: self._draw_of(self._groups[group])):
+        for group in sorted(
+            self._groups, key=lambda group: self._draw_of_next(self._groups[group])
+        ):
             rack, host, suspect = group
             kept[rack, suspect] += host not in hosts
             if host not in hosts and kept[rack, suspect] > len(self._request.slots):
@@ -118,35 +122,35 @@ class Search:
     def run(self) -> dict[int, str]:
         """The bookie of each slot that can be filled."""
         slots = self._request.slots
-        suspects = sum(suspect for suspect, _ in self._draws.values())
+        suspect_count = sum(suspect for suspect, _ in self._draws.values())
         if len(self._draws) < len(slots):
             return self._one_by_one()
-        needed = max(0, len(slots) - (len(self._draws) - suspects))
+        needed = max(0, len(slots) - (len(self._draws) - suspect_count))
         clashes_max = 0 if self._hard else 2 * len(slots) * self._request.ensemble_size
         # With racks "hard", more suspects than needed are better than an empty slot.
-        for allowed in (needed, suspects) if self._hard else (needed,):
-            self._are_suspects_unlimited, self._steps = allowed == suspects, 0
-            for clashes in range(clashes_max + 1):
-                if self._fill(0, allowed, clashes):
+        for suspects_max in (needed, suspect_count) if self._hard else (needed,):
+            self._are_suspects_unlimited, self._steps = suspects_max == suspect_count, 0
+            for clashes_allowed in range(clashes_max + 1):
+                if self._fill(0, suspects_max, clashes_allowed):
                     return self._chosen()
                 if self._steps > STEPS_MAX:
                     break
         return self._one_by_one()
 
-    def _fill(self, at: int, suspects: int, clashes: int) -> bool:
-        """Fill the slots from the `at`-th on, with at most `suspects` suspects and `clashes`
-        clashes."""
+    def _fill(self, at: int, suspects_left: int, clashes_left: int) -> bool:
+        """Fill the slots from the `at`-th on, with at most `suspects_left` suspects and
+        `clashes_left` clashes."""
         self._steps += 1
         if at == len(self._request.slots):
             return True
         slot = self._request.slots[at]
         for group in self._alternatives():
             bookie = group.pop()
-            suspects_left = suspects - self._draws[bookie.id][0]
-            clashes_left = clashes - self._clashes(slot, bookie)
-            if suspects_left >= 0 and clashes_left >= 0 and self._steps <= STEPS_MAX:
+            suspects_after = suspects_left - self._draws[bookie.id][0]
+            clashes_after = clashes_left - self._clashes(slot, bookie)
+            if suspects_after >= 0 and clashes_after >= 0 and self._steps <= STEPS_MAX:
                 self._placed[slot] = bookie
-                if self._fill(at + 1, suspects_left, clashes_left):
+                if self._fill(at + 1, suspects_after, clashes_after):
                     return True
                 del self._placed[slot]
             group.append(bookie)
@@ -164,10 +168,11 @@ class Search:
         return self._chosen()
 
     def _alternatives(self) -> list[list[BookieInfo]]:
-        """The groups that have a bookie left, groups without suspects first, then in the order of
-        the draw. If suspects are unlimited, a rack and host has only its first group. Of a rack's
-        hosts without a placed bookie, which are all alike, the first group stands for all."""
-        left = sorted(filter(None, self._groups.values()), key=self._draw_of)
+        """The groups to try, in order: other bookies before suspects, then by the draw. From each
+        rack and host come the group of suspects and that of others; only the first of the two if
+        suspects are unlimited. Hosts of a rack that have no placed bookie are alike: they count as
+        one host, from which the groups that were drawn first come."""
+        left = sorted(filter(None, self._groups.values()), key=self._draw_of_next)
         hosts = {bookie.host for bookie in self._placed.values()}
         first: dict[tuple[str, str | None, bool], list[BookieInfo]] = {}
         for group in left:
@@ -176,12 +181,13 @@ class Search:
             first.setdefault((rack, host if host in hosts else None, suspect), group)
         return list(first.values())
 
-    def _draw_of(self, group: list[BookieInfo]) -> tuple[bool, int]:
+    def _draw_of_next(self, group: list[BookieInfo]) -> tuple[bool, int]:
+        """The draw of the bookie that the group gives next: its last one."""
         return self._draws[group[-1].id]
 
     def _objections(self, slot: int, bookie: BookieInfo) -> tuple[bool, int, int]:
-        suspect, drawn = self._draws[bookie.id]
-        return suspect, self._clashes(slot, bookie), drawn
+        suspect, draw_number = self._draws[bookie.id]
+        return suspect, self._clashes(slot, bookie), draw_number
 
     def _clashes(self, slot: int, bookie: BookieInfo) -> int:
         placed = map(self._placed.get, self._neighbours[slot])
@@ -198,7 +204,8 @@ def resolve(name: str) -> Placement:
     """The policy that `module:function` names; its result is checked at each call.
 
     Raises BadConfig if there is no such function. A call of the policy raises BadConfig if the
-    function raises, or returns anything but candidates, each once, for slots of the request.
+    function raises, if it returns no mapping, a bookie that is no candidate, or a bookie twice, and
+    if it fills a slot that the request does not name. A LedgerError of the function is passed on.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

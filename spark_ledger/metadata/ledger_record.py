@@ -155,7 +155,7 @@ class LedgerRecord:
 
 def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
     """The entries up to `last_entry` of each fragment that names the bookie, and the bookie's slot
-    in that fragment. The bookie keeps the entries for which `keeps` is true."""
+    in that fragment. The bookie keeps the entries for which `should_keep` is true."""
     return [
         (entries, fragment.ensemble.index(bookie_id))
         for fragment, entries in entries_of(record, last_entry)
@@ -172,7 +172,7 @@ def entries_of(record: LedgerRecord, last_entry: int) -> list[tuple[Fragment, ra
     ]
 
 
-def keeps(record: LedgerRecord, slot: int, entry_id: int) -> bool:
+def should_keep(record: LedgerRecord, slot: int, entry_id: int) -> bool:
     """Whether the slot is in the entry's write set."""
     return (slot - entry_id) % record.ensemble_size < record.write_quorum
 

@@ -1,12 +1,14 @@
 """A check of every ledger: whether the bookies that its record names have all copies of each entry,
 whether the copies are well placed, and whether a topic refers to the ledger.
 
-    each record -> each bookie of each complete fragment is asked which entries its index has (no
-    bytes); with `deep` every entry is read at every member -> the faults of each ledger, counted
+    each record -> each bookie of each complete fragment is asked which entries its index has (the
+    entries are not read); with `deep` every entry is read at every member -> the faults of each
+    ledger, counted
 
-Always true: a check changes nothing. Of an open ledger the last fragment, which its writer still
-changes, is not checked. If a bookie does not respond, the copies that it should have count as
-missing. The command and the tasks of a Spark job (spark/jobs.py) run `audit_batch`.
+Always true: a check changes nothing. The last fragment of an open ledger is not checked, as its
+writer still changes it; of a ledger in recovery no fragment is checked. If a bookie does not
+respond, the copies that it should have count as missing. The command and the tasks of a Spark job
+(spark/jobs.py) run `audit_batch`.
 """
 
 import asyncio
@@ -19,41 +21,46 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.transitions import is_fragment_complete
-from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, should_keep
 from spark_ledger.metadata.store_calls import call_each, in_batches, unavailable_while
 from spark_ledger.repair import slots, work_list
-from spark_ledger.repair.copies import count_in, delivered_entries, windows
+from spark_ledger.repair.copies import ask_in_windows, covered_count, delivered_entries
 from spark_ledger.repair.work_list import ListedLedger
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
 
 References = Mapping[str, Container[int] | None]
-"""The ledgers to which each topic refers, by topic id; None: the topic may refer to any ledger."""
+"""The ledgers to which each topic refers, by topic id; None: the topic could not be read, so it may
+refer to any ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheck:
-    """The result for one ledger. `lacking`: for each bookie, how many entries it should keep and
-    lacks; a `silent` bookie, which did not respond, counts as lacking all entries that it should
-    keep. `nowhere`: how many entries no member has, by the responses of all members or by a
-    worker's finding; `first_nowhere` is the first of these entries. `near`: how many slots a better
-    placed bookie can take (slots.py). `blocked`: the obstacle that a worker noted."""
+    """The result for one ledger. `entries`: how many entries the ledger has; if it is not closed,
+    without its last fragment. `lacking`: for each bookie, how many entries it should keep and
+    lacks. `silent`: the bookies that did not respond; all entries that they should keep count as
+    lacking. `nowhere`: how many entries no member has, by the responses of all members or by a
+    worker's finding; `first_nowhere` is the first of these entries. `misplaced_slots`: how many
+    slots a better placed bookie can take (slots.py). `blocked`: the obstacle to the repair that a
+    worker noted (ListedLedger.blocked); empty if there is none."""
 
     ledger_id: int
     entries: int
     lacking: dict[str, int] = field(default_factory=dict)
     nowhere: int = 0
     first_nowhere: int = -1
-    near: int = 0
+    misplaced_slots: int = 0
     blocked: str = ""
     silent: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Audit:
-    """The result for all ledgers. `wrong`: up to EXAMPLES_MAX ledgers with a fault. `silent`
-    bookies did not respond: the copies that they should have count as missing."""
+    """The result for all ledgers: how many ledgers are `under_replicated`, `misplaced`, `blocked`
+    (their repair cannot go on) and `unreferenced`; `damaged`: how many entries no member has.
+    `wrong`: up to EXAMPLES_MAX ledgers with a fault. `silent`: the bookies that did not respond;
+    the copies that they should have count as missing."""
 
     ledgers: int = 0
     entries: int = 0
@@ -78,11 +85,11 @@ class Audit:
         self.ledgers += 1
         self.entries += ledger_check.entries
         self.under_replicated += bool(ledger_check.lacking)
-        self.misplaced += bool(ledger_check.near)
+        self.misplaced += bool(ledger_check.misplaced_slots)
         self.damaged += ledger_check.nowhere
         self.blocked += bool(ledger_check.blocked)
         self.silent |= ledger_check.silent
-        is_wrong = ledger_check.lacking or ledger_check.near or ledger_check.blocked
+        is_wrong = ledger_check.lacking or ledger_check.misplaced_slots or ledger_check.blocked
         if is_wrong and len(self.wrong) < EXAMPLES_MAX:
             self.wrong.append(ledger_check)
 
@@ -113,8 +120,8 @@ async def audit_batch(
     referred: References | None = None,
 ) -> Audit:
     """Check the ledgers of these ids that exist. A closed ledger that was made for a topic counts
-    as `unreferenced` if the topic does not refer to it; without `referred` no ledger counts. Raises
-    Unavailable."""
+    as `unreferenced` if the topic does not refer to it; without `referred` no ledger counts as
+    unreferenced. Raises Unavailable."""
     result = Audit()
 
     async def check(ledger_id: int) -> None:
@@ -151,18 +158,19 @@ async def check_ledger(
     lacking: dict[str, int] = {}
     silent: set[str] = set()
     nowhere, first_nowhere = 0, -1
-    damaged = frozenset(work.damaged if work is not None else ())
+    unsupplied = frozenset(work.damaged if work is not None else ())  # found by a worker
     for fragment, entries in entries_of(record, last):
         if not entries or not is_fragment_complete(record, fragment.first_entry):
             continue
+        # By entry id the number of copies that are lacking, and of these at bookies that responded.
         lacking_copies, denied_copies = Counter[int](), Counter[int]()
-        members = await asyncio.gather(
+        results = await asyncio.gather(
             *(
                 _missing_at(ledgers, record, bookie, slot, entries, tokens, deep)
                 for slot, bookie in enumerate(fragment.ensemble)
             )
         )
-        for bookie, (missing, responded) in zip(fragment.ensemble, members, strict=True):
+        for bookie, (missing, responded) in zip(fragment.ensemble, results, strict=True):
             if missing:
                 lacking[bookie] = lacking.get(bookie, 0) + len(missing)
             lacking_copies.update(missing)
@@ -174,15 +182,15 @@ async def check_ledger(
             entry_id
             for entry_id, count in lacking_copies.items()
             if count == record.write_quorum
-            and (denied_copies[entry_id] == count or entry_id in damaged)
+            and (denied_copies[entry_id] == count or entry_id in unsupplied)
         )
         if lost_entries:
             nowhere += len(lost_entries)
             first_nowhere = lost_entries[0] if first_nowhere < 0 else first_nowhere
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
-    near = len(slots.misplaced(ledgers.cluster, record))
+    misplaced_slots = len(slots.misplaced(ledgers.cluster, record))
     return LedgerCheck(
-        *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked),
+        *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, misplaced_slots, blocked),
         frozenset(silent),
     )
 
@@ -208,11 +216,11 @@ async def _missing_at(
         size = ledgers.config.read_request_bytes
         return await bookies.read(*place, first, last, max_bytes=size, token=tokens.read)
 
-    async for window, response in windows(entries, ask):
+    async for window, response in ask_in_windows(entries, ask):
         present_entries = _entries_at(response, record.ledger_id, window)
         has_responded = has_responded and present_entries is not None
         missing += [
-            e for e in window if keeps(record, slot, e) and e not in (present_entries or ())
+            e for e in window if should_keep(record, slot, e) and e not in (present_entries or ())
         ]
     return missing, has_responded
 
@@ -220,9 +228,9 @@ async def _missing_at(
 def _entries_at(
     response: ReadResponse | StoredResponse, ledger_id: int, window: range
 ) -> Collection[int] | None:
-    """The entries that a read delivers, checked, or the entries that the bookie's index has; None
-    if the bookie did not respond."""
-    if not count_in(response, window.start):
+    """The entries of the window that the bookie has: after a read, those that were delivered and
+    passed the check; otherwise those in the bookie's index. None if the bookie did not respond."""
+    if not covered_count(response, window.start):
         is_read = isinstance(response, ReadResponse)
         return () if is_read and response.status is Status.NO_SUCH_LEDGER else None
     if isinstance(response, ReadResponse):

@@ -25,7 +25,7 @@ from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger.cluster import Cluster, has_entry, judge_response, status_text
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
-from spark_ledger.metadata.ledger_record import Tokens, keeps
+from spark_ledger.metadata.ledger_record import Tokens, should_keep
 
 R = TypeVar("R", ReadResponse, StoredResponse, ReadResponse | StoredResponse)
 UNSUPPLIED_MAX = 16  # entries without a peer that are kept with their reason; others are counted
@@ -107,12 +107,12 @@ class Copies:
 
         async def ask(first: int, last: int) -> ReadResponse:
             response = await self._read(first, last)
-            if not count_in(response, first) and response.status is not Status.NO_SUCH_LEDGER:
+            if not covered_count(response, first) and response.status is not Status.NO_SUCH_LEDGER:
                 raise CannotCompare(status_text(response))
             return response
 
-        async for window, response in windows(entries, ask, ENTRIES_AT_ONCE):
-            kept = [entry_id for entry_id in window if keeps(self._record, slot, entry_id)]
+        async for window, response in ask_in_windows(entries, ask, ENTRIES_AT_ONCE):
+            kept = [entry_id for entry_id in window if should_keep(self._record, slot, entry_id)]
             self.compared += len(kept)
             stored = () if self._open else delivered_entries(response, self._ledger_id, window)
             yield [entry_id for entry_id in kept if entry_id not in stored]
@@ -167,23 +167,23 @@ class Copies:
         return f"no peer supplies {count} of its entries, the first is {entry_id}: {why}"
 
 
-async def windows(
+async def ask_in_windows(
     entries: range, ask: Callable[[int, int], Awaitable[R]], at_once: int = ENTRY_ID_MAX
 ) -> AsyncIterator[tuple[range, R]]:
-    """Ask a bookie about the entries in order, `at_once` entries at a time. Yields each response
-    with the entries that it covers. If a response covers only the first entries of its request, the
-    next `ask(first, last)` begins after them. A refusal, which covers no entry, counts as the
-    response for all entries of its request."""
+    """Ask a bookie about the entries in order, `at_once` entries at a time. Yields for each
+    response its window (the entries that it covers) and the response. If a response covers only the
+    first entries of its request, the next `ask(first, last)` begins after them. A refusal, which
+    covers no entry, counts as the response for all entries of its request."""
     at = entries.start
     while at < entries.stop:
         window = range(at, min(at + at_once, entries.stop))
         response = await ask(at, window.stop - 1)
-        window = window[: count_in(response, at) or len(window)]
+        window = window[: covered_count(response, at) or len(window)]
         yield window, response
         at = window.stop
 
 
-def count_in(response: ReadResponse | StoredResponse, first: int) -> int:
+def covered_count(response: ReadResponse | StoredResponse, first: int) -> int:
     """The number of entries from `first` on that the response covers; 0 for a refusal."""
     if response.status is not Status.OK:
         return 0

@@ -7,7 +7,7 @@ from bookie_server.api.entry import Entry
 from spark_ledger import LedgerClient
 from spark_ledger.ledger.cluster import judge_response
 from spark_ledger.local import LocalCluster
-from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_of, keeps
+from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_of, should_keep
 from spark_ledger.process import background_loop, ledger_store
 from tests.kit.cli import succeeds
 from tests.kit.processes import eventually
@@ -62,7 +62,7 @@ def is_whole(cluster: LocalCluster, ledger_id: int, password: bytes = b"") -> bo
                 for fragment, entries in entries_of(record, record.last_entry or 0)
                 for slot, bookie_id in enumerate(fragment.ensemble)
                 for entry_id in entries
-                if keeps(record, slot, entry_id)
+                if should_keep(record, slot, entry_id)
             ]
         )
 

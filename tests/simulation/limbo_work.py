@@ -12,7 +12,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.metadata.autorecovery import AutorecoverySettings, repair_tokens
-from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, keeps
+from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, should_keep
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import list_limbo
 from spark_ledger.repair.worker import Worker
@@ -136,7 +136,7 @@ async def lacking(
         if first_entry not in (None, entries.start):
             continue
         for entry_id in entries:
-            if not keeps(record, slot, entry_id):
+            if not should_keep(record, slot, entry_id):
                 continue
             told = await _told(node, record.ledger_id, entry_id, token)
             if meaning(told) is Meaning.NEGATIVE or not (denied or told is Status.OK):

@@ -2,7 +2,7 @@
 
 from bookie_server.api.status import Meaning, Status, meaning
 from bookie_server.logs.index import EVERY_LEDGER
-from spark_ledger.metadata.ledger_record import entries_kept, keeps
+from spark_ledger.metadata.ledger_record import entries_kept, should_keep
 from tests.simulation.ghost import BookieGhost, Ghost, Identity, LedgerGhost
 from tests.simulation.invariants.judge import Violation, invariant, require
 
@@ -176,7 +176,7 @@ def _released(bookie: BookieGhost, ledger: LedgerGhost, entry_id: int) -> bool:
         return False
     kept = entries_kept(ledger.record, bookie.bookie_id, ledger.record.last_entry)
     return not any(
-        entry_id in entries and keeps(ledger.record, slot, entry_id) for entries, slot in kept
+        entry_id in entries and should_keep(ledger.record, slot, entry_id) for entries, slot in kept
     )
 
 

@@ -177,7 +177,7 @@ def everything_is_copied(lacking: Any) -> Any:
     async def all_of_it(self: Any, entries: range, slot: int) -> Any:
         async for _ in lacking(self, entries, slot):
             pass
-        yield [each for each in entries if copies.keeps(self._record, slot, each)]
+        yield [each for each in entries if copies.should_keep(self._record, slot, each)]
 
     return all_of_it
 
@@ -289,7 +289,7 @@ MUTANTS = (
         *("open ledger of a living writer recovered", "BK#1908", worker.Worker, "_may_close"),
         *(every_writer_is_gone, HEALS),
     ),
-    M("write set one short", "protocol 1.7", copies, "keeps", one_copy_too_few, STRIPED),
+    M("write set one short", "protocol 1.7", copies, "should_keep", one_copy_too_few, STRIPED),
     M("copies not synced", "page cache", add, "_lane", copies_ride_with_adds, CACHED),
     M("everything copied again", "protocol 1.9", Copies, "_lacking", everything_is_copied, HEALS),
     M(

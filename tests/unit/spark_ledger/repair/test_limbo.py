@@ -13,7 +13,7 @@ from spark_ledger.metadata.ledger_record import (
     LedgerRecord,
     RecordState,
     entries_kept,
-    keeps,
+    should_keep,
 )
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
@@ -280,7 +280,7 @@ def test_every_entry_is_kept_by_the_members_of_its_write_set_in_its_fragment(siz
             for bookie in bookies
             for entries, slot in entries_kept(record, bookie, last)
             for entry in entries
-            if keeps(record, slot, entry)
+            if should_keep(record, slot, entry)
         }
         expected = {
             (record.fragment_of(entry).ensemble[(entry + i) % sizes[0]], entry)

@@ -4,7 +4,7 @@ import asyncio
 
 from bookie_server.api.messages import EntryResult, ReadResponse, StoredResponse
 from bookie_server.api.status import Status
-from spark_ledger.repair.copies import windows
+from spark_ledger.repair.copies import ask_in_windows
 
 
 def walked(entries, responses, **limits):
@@ -16,7 +16,7 @@ def walked(entries, responses, **limits):
         return responses[len(asked) - 1]
 
     async def run():
-        return [window async for window, _ in windows(entries, ask, **limits)]
+        return [window async for window, _ in ask_in_windows(entries, ask, **limits)]
 
     return list(zip(asked, asyncio.run(run()), strict=True))
 
