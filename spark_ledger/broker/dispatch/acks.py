@@ -284,15 +284,16 @@ class BatchPart(NamedTuple):
     is_cut: bool = False
 
 
-def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPart:
-    """The part of a batch that gives the ranges `given` of its unacknowledged ranges `missing`."""
-    if len(given) == 1:
-        ((lo, hi),) = given
+def part_of(batch: Stored, missing: list[Range], to_send: list[Range]) -> BatchPart:
+    """The part of a batch that gives the ranges `to_send`; `missing` are all ranges of the batch
+    that are not acknowledged."""
+    if len(to_send) == 1:
+        ((lo, hi),) = to_send
         rows = hi - lo
     else:
-        rows = sum(hi - lo for lo, hi in given)
-    is_masked = given is not missing and rows < sum(hi - lo for lo, hi in missing)
-    return BatchPart(batch.offset, batch.messages, given, rows, is_masked)
+        rows = sum(hi - lo for lo, hi in to_send)
+    is_masked = to_send is not missing and rows < sum(hi - lo for lo, hi in missing)
+    return BatchPart(batch.offset, batch.messages, to_send, rows, is_masked)
 
 
 def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:

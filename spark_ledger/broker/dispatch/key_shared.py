@@ -26,7 +26,7 @@ from pyroaring import BitMap64
 from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import BatchPart, part_of
 from spark_ledger.broker.dispatch.key_slots import KeyedBatch, KeyedBatches, keyed, slot_of_lone
-from spark_ledger.broker.dispatch.sharing import LoneTurn, Member
+from spark_ledger.broker.dispatch.sharing import LoneGroup, Member
 from spark_ledger.broker.dispatch.slot_owners import SlotOwners, WaitingBySlot, first_waiting
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.sets import Range, bytes_of, next_row, within
@@ -38,8 +38,8 @@ Longs = npt.NDArray[np.int64]
 
 
 class KeyChoice:
-    """The choice for Key_Shared (sharing.ReceiverChoice). `keyed` returns the slots of a batch's
-    messages, as key_slots.keyed does."""
+    """The ReceiverChoice (sharing.py) of Key_Shared subscriptions. `keyed` returns the slots of a
+    batch's messages, as key_slots.keyed does."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class KeyChoice:
         self._held: dict[int, tuple[Member, int]] = {}
         """The holder of each slot, and how many parts with rows of the slot are pending at it."""
         self._ready: dict[Member, BitMap64] = {}
-        """For each consumer, the waiting rows of its slots that it holds or that have no
-        holder."""
+        """For each consumer, the waiting rows of the slots that it owns and that no other consumer
+        holds."""
         self._waiting = BitMap64()
         self._by_slot = WaitingBySlot(self._waiting)
         self._sorts = 0
@@ -64,7 +64,7 @@ class KeyChoice:
         self._cut_begins, self._cut_ends = BitMap64(), BitMap64()
         """The offsets at which cut batches begin, and end."""
 
-    def watch(self, waiting: BitMap64) -> None:
+    def set_waiting(self, waiting: BitMap64) -> None:
         self._waiting = waiting
         self._by_slot = WaitingBySlot(waiting)
 
@@ -102,19 +102,19 @@ class KeyChoice:
     # -- parts ---------------------------------------------------------------------------------
 
     def parts_of(
-        self, batch: Stored, missing: list[Range], given: list[Range]
+        self, batch: Stored, missing: list[Range], to_send: list[Range]
     ) -> Iterable[BatchPart]:
         keyed_batch = self._keyed_batches.of(batch)
         if len(keyed_batch.slots) == 1:
-            return (part_of(batch, missing, given)._replace(slots=keyed_batch.slots),)
-        return self._parts_of_rows(batch, keyed_batch, missing, given)
+            return (part_of(batch, missing, to_send)._replace(slots=keyed_batch.slots),)
+        return self._parts_of_rows(batch, keyed_batch, missing, to_send)
 
     def _parts_of_rows(
-        self, batch: Stored, keyed_batch: KeyedBatch, missing: list[Range], given: list[Range]
+        self, batch: Stored, keyed_batch: KeyedBatch, missing: list[Range], to_send: list[Range]
     ) -> Iterator[BatchPart]:
         """The parts of a batch whose messages have slots of their own."""
         slots = keyed_batch.slots
-        rows = _rows_of(given)
+        rows = _rows_of(to_send)
         indices = keyed_batch.indices[rows - batch.offset]
         firsts = np.full(len(keyed_batch.distinct), -1, dtype=np.int64)
         firsts[indices[::-1]] = rows[::-1]
@@ -184,33 +184,33 @@ class KeyChoice:
         (member,) = receivers
         return member if member is not None and member.is_available else None
 
-    def lone_turns(
-        self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
-    ) -> list[LoneTurn]:
-        rooms = {member: room_of(member) for member in self._members}
-        members_left = sum(room > 0 for room in rooms.values())
-        turns: dict[Member | None, LoneTurn] = {}
-        sent_slots: set[int] = set()  # their first row is in a turn, so their next rows may be too
+    def lone_groups(
+        self, offsets: list[int], slots: list[int], messages_max_of: Callable[[Member], int]
+    ) -> list[LoneGroup]:
+        messages_left = {member: messages_max_of(member) for member in self._members}
+        members_left = sum(count > 0 for count in messages_left.values())
+        groups: dict[Member | None, LoneGroup] = {}
+        sent_slots: set[int] = set()  # their first row is in a group, so their next rows may be too
         for offset, slot, owner in zip(offsets, slots, self._owners.owners_of(slots), strict=True):
             if not members_left:
                 break
             may_get = slot in sent_slots or self._may_get(owner, slot, offset)
-            if owner is not None and may_get and rooms[owner]:
+            if owner is not None and may_get and messages_left[owner]:
                 sent_slots.add(slot)
-                rooms[owner] -= 1
-                members_left -= not rooms[owner]
+                messages_left[owner] -= 1
+                members_left -= not messages_left[owner]
             else:
                 owner = None
-            turn = turns.get(owner)
-            if turn is None:
-                turn = turns[owner] = LoneTurn(owner, [], [])
-            turn.offsets.append(offset)
-            turn.slots.append(slot)
-        return list(turns.values())
+            group = groups.get(owner)
+            if group is None:
+                group = groups[owner] = LoneGroup(owner, [], [])
+            group.offsets.append(offset)
+            group.slots.append(slot)
+        return list(groups.values())
 
     def _receiver_of_slot(self, slot: int, first: int) -> Member | None:
-        """The owner of the slot; None if it may not get rows of the slot now. `first` is the first
-        of these rows."""
+        """The owner of the slot; None if the owner may not get rows of the slot now. `first` is the
+        first of these rows."""
         owner = self._owners.owner_of(slot)
         return owner if self._may_get(owner, slot, first) else None
 
@@ -224,7 +224,7 @@ class KeyChoice:
         waiting = self._by_slot.first(slot) if self._waiting else None
         return waiting is None or first <= waiting
 
-    def given(self, member: Member, part: BatchPart) -> None:
+    def note_pending(self, member: Member, part: BatchPart) -> None:
         if part.is_cut:
             self._cut_begins.add(part.offset)
             self._cut_ends.add(part.offset + part.messages)
@@ -233,17 +233,17 @@ class KeyChoice:
                 _, count = self._held.get(slot, (member, 0))
                 self._held[slot] = (member, count + 1)
 
-    def given_lone(self, turn: LoneTurn) -> None:
-        if self._in_order and turn.member is not None:
-            for slot in turn.slots:
-                _, count = self._held.get(slot, (turn.member, 0))
-                self._held[slot] = (turn.member, count + 1)
+    def note_lone_pending(self, group: LoneGroup) -> None:
+        if self._in_order and group.member is not None:
+            for slot in group.slots:
+                _, count = self._held.get(slot, (group.member, 0))
+                self._held[slot] = (group.member, count + 1)
 
-    def taken(self, member: Member, part: BatchPart) -> None:
+    def note_not_pending(self, member: Member, part: BatchPart) -> None:
         if self._in_order:
             self._let_go(_firsts_of(part))
 
-    def taken_lone(self, slots: Iterable[int]) -> None:
+    def note_lone_not_pending(self, slots: Iterable[int]) -> None:
         if self._in_order:
             self._let_go(slots)
 
@@ -259,10 +259,10 @@ class KeyChoice:
 
     # -- waiting rows --------------------------------------------------------------------------
 
-    def waits(self, part: BatchPart) -> None:
+    def note_waiting(self, part: BatchPart) -> None:
         if len(part.slots) != 1:
             rows = _rows_of(part.ranges).tolist()
-            self.wait_lone({row: part.slots[row - part.offset] for row in rows})
+            self.note_lone_waiting({row: part.slots[row - part.offset] for row in rows})
             return
         (slot,) = part.slots
         receiver = self._receiver_now(slot)
@@ -272,7 +272,7 @@ class KeyChoice:
             if ready is not None:
                 ready.add_range(lo, hi)
 
-    def wait_lone(self, slots: Mapping[int, int]) -> None:
+    def note_lone_waiting(self, slots: Mapping[int, int]) -> None:
         ready: dict[Member, list[int]] = {}
         add = self._by_slot.add
         for offset, slot in slots.items():
@@ -312,8 +312,9 @@ class KeyChoice:
         return owner if held is None or held[0] is owner else None
 
     def _make_ready(self, slot: int) -> int:
-        """Let the slot's owner get the waiting rows of the slot; returns their number, or more. A
-        call takes time by this number: make it only if the owner could not get the rows before."""
+        """Let the slot's owner get the waiting rows of the slot; returns their number, or more. The
+        time of a call grows with this number: call this only if the owner could not get the rows
+        before."""
         receiver = self._receiver_now(slot)
         if receiver is None:
             return 0
@@ -322,8 +323,8 @@ class KeyChoice:
         return len(rows)
 
     def sort_waiting(self) -> Iterator[None]:
-        """As ReceiverChoice. Rows of slots to which no step has come are not sent yet, unless they
-        begin to wait meanwhile; `_receiver_of_slot` keeps the order of their slot."""
+        """As ReceiverChoice.sort_waiting. Rows of slots to which no step has come are not sent yet,
+        unless the rows begin to wait meanwhile; `_receiver_of_slot` keeps the order in a slot."""
         self._sorts += 1
         return self._sort(self._sorts)
 

@@ -13,7 +13,7 @@ from spark_ledger.broker.dispatch.delays import is_plain_and_due
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import (
     PENDING_PARTS_MAX,
-    LoneTurn,
+    LoneGroup,
     Member,
     Sharing,
     UnackedLimits,
@@ -32,10 +32,10 @@ takes 0.5 ms: for a consumer with a queue of one message, once for each message.
 
 def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) -> list[Stored]:
     """The messages outside of batches from index `at` on that follow each other from the offset
-    `position` on, none of them acknowledged, delayed or in chunks: as many as consumers have room
-    for. Empty unless there are two at least. Messages beyond are not looked at, since the next run
-    looks at them again."""
-    if batches[at].batched:  # as a rule all are, or none is
+    `position` on, none of them acknowledged, delayed or in chunks: as many as the consumers may
+    get. Empty if there are fewer than two. Later messages are not looked at: the next run does
+    that."""
+    if batches[at].batched:  # as a rule all messages are in batches, or none is
         return []
     room = min(RUN_MAX, len(batches) - at, _room_of_all(sharing))
     end = offset = position
@@ -51,7 +51,7 @@ def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) ->
 
 def replay_run(batches: list[Stored], at: int, sharing: Sharing) -> list[Stored]:
     """The first messages outside of batches from index `at` on that wait, may be sent now, and have
-    a redelivery count of 0. Empty unless there are two at least."""
+    a redelivery count of 0. Empty if there are fewer than two."""
     begin, run = batches[at].offset, list[Stored]()
     if batches[at].batched or sharing.sent.redeliveries or sharing.is_full:
         return run
@@ -75,7 +75,7 @@ def _room(sharing: Sharing) -> int:
     return min(room, most_of_all - sharing.unacked.messages) if most_of_all else room
 
 
-def _room_of(limits: UnackedLimits, member: Member) -> int:
+def _messages_max_of(limits: UnackedLimits, member: Member) -> int:
     """How many messages the consumer may get now."""
     if not member.is_available:
         return 0
@@ -84,7 +84,7 @@ def _room_of(limits: UnackedLimits, member: Member) -> int:
 
 
 def _room_of_all(sharing: Sharing) -> int:
-    return sum(_room_of(sharing.unacked.limits, member) for member in sharing.members)
+    return sum(_messages_max_of(sharing.unacked.limits, member) for member in sharing.members)
 
 
 def bytes_for(sharing: Sharing) -> int:
@@ -92,37 +92,37 @@ def bytes_for(sharing: Sharing) -> int:
     return FEW_BYTES if _room_of_all(sharing) <= FEW_MESSAGES else READ_BYTES
 
 
-def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[LoneTurn]:
+def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[LoneGroup]:
     """Give messages to consumers or let them wait, as far as that is possible now. No message is
-    acknowledged; either all are new or all wait. Returns the turns of the first messages; the
+    acknowledged; either all are new or all wait. Returns the groups of the first messages; the
     caller sends these messages."""
-    turns: list[LoneTurn] = []
-    at, room_of = 0, partial(_room_of, sharing.unacked.limits)
+    groups: list[LoneGroup] = []
+    at, messages_max_of = 0, partial(_messages_max_of, sharing.unacked.limits)
     while at < len(offsets) and sharing.may_read_on():
         end = at + _room(sharing)
-        next_turns = sharing.choice.lone_turns(offsets[at:end], slots[at:end], room_of)
-        if not next_turns:
+        next_groups = sharing.choice.lone_groups(offsets[at:end], slots[at:end], messages_max_of)
+        if not next_groups:
             break
-        for turn in next_turns:
-            if turn.member is not None:
-                sharing.give_lone(turn)
-            elif turn.offsets[0] not in sharing.waiting:
-                sharing.wait_lone(dict(zip(turn.offsets, turn.slots, strict=True)))
-            at += len(turn.offsets)
-        turns += next_turns
-    return turns
+        for group in next_groups:
+            if group.member is not None:
+                sharing.give_lone(group)
+            elif group.offsets[0] not in sharing.waiting:
+                sharing.wait_lone(dict(zip(group.offsets, group.slots, strict=True)))
+            at += len(group.offsets)
+        groups += next_groups
+    return groups
 
 
 def send_lone(sharing: Sharing, run: list[Stored]) -> int:
     """Send the first messages of a run, or let them wait. Returns the number of these messages."""
     messages_at = {batch.offset: batch.data for batch in run}
-    turns = share_lone(sharing, list(messages_at), sharing.choice.slots_of_lone(run))
-    for member, sent_offsets, _ in turns:
+    groups = share_lone(sharing, list(messages_at), sharing.choice.slots_of_lone(run))
+    for member, sent_offsets, _ in groups:
         if member is not None:
             assert isinstance(member, Consumer)
             messages = map(messages_at.__getitem__, sent_offsets)
             member.link.send(member.messages.lone_frames(sent_offsets, messages))
-    return sum(len(turn.offsets) for turn in turns)
+    return sum(len(group.offsets) for group in groups)
 
 
 def replay_lone(sharing: Sharing, run: list[Stored]) -> bool:

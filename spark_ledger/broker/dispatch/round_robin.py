@@ -7,7 +7,7 @@ from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import BatchPart, part_of
-from spark_ledger.broker.dispatch.sharing import LoneTurn, Member
+from spark_ledger.broker.dispatch.sharing import LoneGroup, Member
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.sets import Range, next_row, within
 
@@ -16,9 +16,13 @@ TURN_PARTS_MAX = 20
 
 
 class RoundRobin:
-    """The choice for Shared. The available consumers with the best priority (the lowest number)
-    have turns: TURN_PARTS_MAX parts at most, or as many as the consumer's permits probably allow. A
-    turn also ends with the rows of one read, so that messages that come one by one go round."""
+    """The ReceiverChoice (sharing.py) of Shared subscriptions. The available consumers with the
+    best priority (the lowest number) have turns. In a turn a consumer gets TURN_PARTS_MAX parts at
+    most, and no more than its permits probably allow: the average size of its parts gives an
+    estimate. Each read begins a new turn, so messages that arrive singly go to different consumers.
+
+    Any consumer may get any row, so keys have no slots (0), and nothing is kept of waiting or
+    pending rows."""
 
     def __init__(self) -> None:
         self._levels: dict[int, deque[Member]] = {}
@@ -26,7 +30,7 @@ class RoundRobin:
         self._turn_parts = 0
         self._waiting = BitMap64()
 
-    def watch(self, waiting: BitMap64) -> None:
+    def set_waiting(self, waiting: BitMap64) -> None:
         self._waiting = waiting
 
     @property
@@ -53,9 +57,9 @@ class RoundRobin:
         return iter(())
 
     def parts_of(
-        self, batch: Stored, missing: list[Range], given: list[Range]
+        self, batch: Stored, missing: list[Range], to_send: list[Range]
     ) -> Iterable[BatchPart]:
-        return (part_of(batch, missing, given),)
+        return (part_of(batch, missing, to_send),)
 
     def begin_read(self) -> None:
         self._turn_of = None
@@ -66,14 +70,14 @@ class RoundRobin:
     def receiver_of(self, part: BatchPart) -> Member | None:
         return self._receiver()
 
-    def lone_turns(
-        self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
-    ) -> list[LoneTurn]:
+    def lone_groups(
+        self, offsets: list[int], slots: list[int], messages_max_of: Callable[[Member], int]
+    ) -> list[LoneGroup]:
         member = self._receiver()
         if member is None:
             return []
-        count = min(len(offsets), self._turn_parts, room_of(member))
-        return [LoneTurn(member, offsets[:count], slots[:count])]
+        count = min(len(offsets), self._turn_parts, messages_max_of(member))
+        return [LoneGroup(member, offsets[:count], slots[:count])]
 
     def _receiver(self) -> Member | None:
         turn_of = self._turn_of
@@ -89,33 +93,33 @@ class RoundRobin:
                 member = level[0]
                 level.rotate(-1)
                 if member.is_available:
-                    expected = int(member.permits / member.part_messages)
+                    parts = int(member.permits / member.messages_per_part)
                     self._turn_of = member
-                    self._turn_parts = max(1, min(expected, TURN_PARTS_MAX))
+                    self._turn_parts = max(1, min(parts, TURN_PARTS_MAX))
                     return member
         return None
 
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
-        raise AssertionError("batches are sent whole")
+        raise AssertionError("Shared never cuts a batch: it sends the whole entry and masks rows")
 
-    def given(self, member: Member, part: BatchPart) -> None:
+    def note_pending(self, member: Member, part: BatchPart) -> None:
         if member is self._turn_of:
             self._turn_parts -= 1
 
-    def given_lone(self, turn: LoneTurn) -> None:
-        if turn.member is self._turn_of:
-            self._turn_parts -= len(turn.offsets)
+    def note_lone_pending(self, group: LoneGroup) -> None:
+        if group.member is self._turn_of:
+            self._turn_parts -= len(group.offsets)
 
-    def taken(self, member: Member, part: BatchPart) -> None:
+    def note_not_pending(self, member: Member, part: BatchPart) -> None:
         pass
 
-    def taken_lone(self, slots: Iterable[int]) -> None:
+    def note_lone_not_pending(self, slots: Iterable[int]) -> None:
         pass
 
-    def waits(self, part: BatchPart) -> None:
+    def note_waiting(self, part: BatchPart) -> None:
         pass
 
-    def wait_lone(self, slots: Mapping[int, int]) -> None:
+    def note_lone_waiting(self, slots: Mapping[int, int]) -> None:
         pass
 
     def next_replay(self, at: int) -> int | None:
@@ -125,7 +129,7 @@ class RoundRobin:
         return within(self._waiting, lo, hi)
 
     def awaits_new_rows(self) -> bool:
-        return False  # each consumer may get the rows that wait
+        return False  # any consumer may get any waiting row
 
     def may_read_on(self) -> bool:
         return any(member.is_available for level in self._levels.values() for member in level)

@@ -335,13 +335,13 @@ class SharedDispatcher(Dispatcher):
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
         """Send the rows of a batch from `start` on, or let them wait. Returns False if neither is
         possible now."""
-        missing = given = self._missing(batch, batch.offset)
+        missing = to_send = self._missing(batch, batch.offset)
         if batch.offset < start:
-            given = self._missing(batch, start)
-        if not given:
+            to_send = self._missing(batch, start)
+        if not to_send:
             return True
         has_placed = False
-        for part in self.sharing.choice.parts_of(batch, missing, given):
+        for part in self.sharing.choice.parts_of(batch, missing, to_send):
             if (consumer := self.sharing.receiver_of(part)) is not None:
                 rest = self._give(consumer, batch, part, lossy)
                 if rest is not None:

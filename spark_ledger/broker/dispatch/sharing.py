@@ -13,7 +13,7 @@ that no step has reached yet still count as unacknowledged, and are not waiting;
 hold their slots, so no other consumer gets later rows of these slots before them.
 
 A ReceiverChoice decides which consumer gets a part: round robin for Shared (round_robin.py), the
-slot of the key for Key_Shared (key_shared.py).
+slot of the key for Key_Shared (key_shared.py; `slots` here are always slots of keys).
 """
 
 from collections import deque
@@ -76,7 +76,8 @@ class Member:
     blocked. `returns` counts the changes under way that give its parts back because its client
     asked for that. `ranges` are the slots of keys that its client asks for, first and last; empty:
     the client gives no ranges. `takes_rows`: the client's first FLOW was for one message, so the
-    client has no queue, and takes no batches."""
+    client has no queue, and takes no batches. `messages_per_part` is the average size of the parts
+    sent to it; the newest parts weigh most."""
 
     name: str
     priority: int
@@ -89,7 +90,7 @@ class Member:
     is_blocked: bool = False
     takes_rows: bool = False
     pending: PendingParts = field(default_factory=PendingParts)
-    part_messages: float = 1.0
+    messages_per_part: float = 1.0
     ranges: Sequence[tuple[int, int]] = ()
 
     @property
@@ -146,9 +147,9 @@ class Unacked:
         return has_changed
 
 
-class LoneTurn(NamedTuple):
+class LoneGroup(NamedTuple):
     """Messages outside of batches that a consumer gets together; without a consumer, they wait.
-    `slots` has the slot of each message (0: no slot)."""
+    `slots` has the slot of each message's key (0: no slot)."""
 
     member: Member | None
     offsets: list[int]
@@ -158,13 +159,14 @@ class LoneTurn(NamedTuple):
 class ReceiverChoice(Protocol):
     """Decides which consumer gets a part. Its methods are called for each change of a part."""
 
-    def watch(self, waiting: BitMap64) -> None:
-        """From now on, `waiting` has the rows that wait. Rows enter it before `waits` is called,
-        and leave it when they are given or acknowledged, or do not exist any more."""
+    def set_waiting(self, waiting: BitMap64) -> None:
+        """From now on, `waiting` has the rows that wait. A row enters this set before
+        `note_waiting` is called, and leaves it when the row is sent or acknowledged, or does not
+        exist any more."""
 
     @property
     def bytes(self) -> int:
-        """About how much memory the sets take here."""
+        """About how many bytes of memory the choice's own sets take."""
 
     def forget_below(self, mark: int) -> None:
         """Forget what is kept of rows below `mark`, which are acknowledged."""
@@ -175,16 +177,17 @@ class ReceiverChoice(Protocol):
         """Remove a consumer. Its pending parts are given back later."""
 
     def sort_waiting(self) -> Iterator[None]:
-        """Sort the waiting rows anew, in steps, after a consumer has joined or left."""
+        """Find anew, in steps, which consumer may get which waiting rows, after a consumer has
+        joined or left."""
 
     def parts_of(
-        self, batch: Stored, missing: list[Range], given: list[Range]
+        self, batch: Stored, missing: list[Range], to_send: list[Range]
     ) -> Iterable[BatchPart]:
-        """The parts of a batch for the ranges `given`, which may be sent; `missing` are all ranges
-        of the batch that are not acknowledged."""
+        """The parts of a batch that give the ranges `to_send`; `missing` are all ranges of the
+        batch that are not acknowledged."""
 
     def begin_read(self) -> None:
-        """Note that a new read begins: its rows begin a new turn."""
+        """Note that a new read begins: the first part of its rows begins a new turn."""
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The available consumer that gets the part; None if the part cannot be sent now."""
@@ -192,33 +195,33 @@ class ReceiverChoice(Protocol):
     def slots_of_lone(self, batches: Sequence[Stored]) -> list[int]:
         """The slots of messages outside of batches; 0: none."""
 
-    def lone_turns(
-        self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
-    ) -> list[LoneTurn]:
-        """The consumers of the first of these messages; empty if no message may be sent now. The
-        messages are outside of batches, and new or from `replays_in`. `room_of` returns how many
-        messages a consumer may get."""
+    def lone_groups(
+        self, offsets: list[int], slots: list[int], messages_max_of: Callable[[Member], int]
+    ) -> list[LoneGroup]:
+        """The first of these messages, grouped by their consumers; empty if no message may be sent
+        now. The messages are outside of batches, and new or from `replays_in`. `messages_max_of`
+        returns how many messages a consumer may get."""
 
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
         """The bytes of a cut part: a new batch, or, if `is_lone`, a message outside of a batch."""
 
-    def given(self, member: Member, part: BatchPart) -> None:
+    def note_pending(self, member: Member, part: BatchPart) -> None:
         """Note that the part is pending at the consumer, and no longer waiting."""
 
-    def given_lone(self, turn: LoneTurn) -> None:
-        """As `given`, for each message of the turn."""
+    def note_lone_pending(self, group: LoneGroup) -> None:
+        """As `note_pending`, for each message of the group."""
 
-    def taken(self, member: Member, part: BatchPart) -> None:
+    def note_not_pending(self, member: Member, part: BatchPart) -> None:
         """Note that the part is no longer pending at the consumer: acknowledged or given back."""
 
-    def taken_lone(self, slots: Iterable[int]) -> None:
-        """As `taken`, for messages outside of batches with these slots."""
+    def note_lone_not_pending(self, slots: Iterable[int]) -> None:
+        """As `note_not_pending`, for messages outside of batches with these slots."""
 
-    def waits(self, part: BatchPart) -> None:
+    def note_waiting(self, part: BatchPart) -> None:
         """Note that the unacknowledged rows of the part are waiting, with their slots."""
 
-    def wait_lone(self, slots: Mapping[int, int]) -> None:
-        """As `waits`, for messages outside of batches with these offsets and slots."""
+    def note_lone_waiting(self, slots: Mapping[int, int]) -> None:
+        """As `note_waiting`, for messages outside of batches with these offsets and slots."""
 
     def next_replay(self, at: int) -> int | None:
         """The first waiting row from `at` on that may be sent now."""
@@ -259,7 +262,7 @@ class Sharing:
         """The rows that wait to be sent: read, not acknowledged, and pending at no consumer."""
         self.unacked = Unacked(limits)
         self.choice = choice
-        choice.watch(self.waiting)
+        choice.set_waiting(self.waiting)
         self.memory = Measured(acks.memory.budget, self._bytes)
         self.wake = wake
         self.sent = SentEntries()
@@ -342,22 +345,23 @@ class Sharing:
         return bool(self.waiting) and self.memory.budget.is_over
 
     def awaits_new_rows(self) -> bool:
-        """Whether to read new rows although waiting rows may be sent: a consumer may get only new
-        rows."""
+        """Whether to read new rows although waiting rows may be sent: there is a consumer that may
+        get new rows, but no waiting row."""
         return self.choice.awaits_new_rows() and self.may_read_on()
 
-    def give_lone(self, turn: LoneTurn) -> None:
+    def give_lone(self, group: LoneGroup) -> None:
         """As `give`, for messages outside of batches."""
-        member, count = turn.member, len(turn.offsets)
+        member, count = group.member, len(group.offsets)
         assert member is not None, "messages that wait have no consumer"
         if self.waiting:
-            self.waiting.difference_update(BitMap64(turn.offsets))
-        member.pending.add_lone(turn.offsets, turn.slots)
+            self.waiting.difference_update(BitMap64(group.offsets))
+        member.pending.add_lone(group.offsets, group.slots)
         member.permits -= count
-        member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count
-        self.sent.note_lone(turn.offsets)
+        old_weight = (1 - _NEW_SIZE_SHARE) ** count
+        member.messages_per_part = 1 + (member.messages_per_part - 1) * old_weight
+        self.sent.note_lone(group.offsets)
         self.unacked.sent(member, count, count)
-        self.choice.given_lone(turn)
+        self.choice.note_lone_pending(group)
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The consumer that gets the part; None if the part cannot be sent now. Other rows with the
@@ -377,20 +381,20 @@ class Sharing:
                 self.waiting.remove_range(lo, hi)
         member.pending[part.offset] = part
         member.permits -= permits
-        member.part_messages += _NEW_SIZE_SHARE * (max(1, permits) - member.part_messages)
+        member.messages_per_part += _NEW_SIZE_SHARE * (max(1, permits) - member.messages_per_part)
         self.sent.note(part.offset, part.messages)
         if part.is_masked:
             self.sent.masked.add(part.offset)
         if part.is_masked or part.is_cut:
             self.memory.changed()
         self.unacked.sent(member, part.unacked, 1)
-        self.choice.given(member, part)
+        self.choice.note_pending(member, part)
 
     def wait(self, part: BatchPart) -> None:
         """Let the rows of the part wait: they were read, and cannot be sent now."""
         for lo, hi in part.ranges:
             self.waiting.add_range(lo, hi)
-        self.choice.waits(part)
+        self.choice.note_waiting(part)
         self.memory.changed()
 
     def _bytes(self) -> int:
@@ -401,7 +405,7 @@ class Sharing:
     def wait_lone(self, slots: Mapping[int, int]) -> None:
         """As `wait`, for messages outside of batches with these offsets and slots (0: none)."""
         self.waiting.update(slots)
-        self.choice.wait_lone(slots)
+        self.choice.note_lone_waiting(slots)
         self.memory.changed()
 
     def drop(self, lo: int, hi: int) -> None:
@@ -475,7 +479,7 @@ class Sharing:
         for entry in slots if self.sent.redeliveries else ():
             self.sent.redeliveries.forget(entry, entry + 1)
         self._count_taken(member, len(slots), len(slots))
-        self.choice.taken_lone(slots.values())
+        self.choice.note_lone_not_pending(slots.values())
         self._settle(member)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
@@ -511,7 +515,7 @@ class Sharing:
     def _take(self, member: Member, part: BatchPart) -> None:
         del member.pending[part.offset]
         self._count_taken(member, part.unacked, 1)
-        self.choice.taken(member, part)
+        self.choice.note_not_pending(member, part)
 
     def _count_taken(self, member: Member, messages: int, parts: int) -> None:
         self.unacked.taken(member, messages, parts)
@@ -522,7 +526,7 @@ class Sharing:
         """Let the parts with these entries wait to be sent again; their redelivery counts stay."""
         slots = member.pending.take_lone(entries)
         self._count_taken(member, len(slots), len(slots))
-        self.choice.taken_lone(slots.values())
+        self.choice.note_lone_not_pending(slots.values())
         self.wait_lone({row: slots[row] for row in self.acks.missing_of(slots)})
         for part in map(member.pending.get, entries if len(slots) < len(entries) else ()):
             if part is None:

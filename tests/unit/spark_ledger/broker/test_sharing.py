@@ -279,7 +279,7 @@ def test_consumers_get_turns_of_twenty_parts_or_of_what_their_permits_pay_for():
 def test_a_turn_ends_by_permits_that_batches_take():
     a, b = member("a", permits=100), member("b", permits=100)
     sharing = sharing_of(a, b)
-    a.part_messages = b.part_messages = 40.0
+    a.messages_per_part = b.messages_per_part = 40.0
     assert [send(sharing, 40 * n, 40).name for n in range(6)] == ["a", "a", "b", "b", "a", "b"]
     assert (a.permits, b.permits) == (-20, -20)
 
