@@ -102,7 +102,7 @@ class AckHandler:
             except Exception as error:
                 refusal = self._refusal_of(error)
                 if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
-                    connected.consumer.end()  # another broker serves it, or it is deleted
+                    connected.consumer.end()  # the subscription is deleted or served elsewhere
         if ack.HasField("request_id"):
             if refusal is not None or connected is None or not self._awaits_durable:
                 self._respond(ack, refusal)

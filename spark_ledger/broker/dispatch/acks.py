@@ -384,9 +384,9 @@ def acknowledged_ranges(
     message_id: MessageId, offset: int, messages: int | None, acks: Acks | None = None
 ) -> list[tuple[int, int]]:
     """The offsets that an id acknowledges in an individual ack: one message of a batch (`offset`),
-    a whole batch, or the batch's messages in the id's set, of these only the ones that are not in
-    `acks` yet: a client's set names all messages of the batch that it ever acknowledged. `messages`
-    is the size of the batch that was sent; None if the size is not known."""
+    a whole batch, or the batch's messages that the id's set names. A client's set names all
+    messages of the batch that the client ever acknowledged; those that are in `acks` already are
+    left out. `messages` is the size of the batch that was sent; None if the size is not known."""
     start = signed(message_id.entryId)
     if message_id.ack_set:
         return [] if messages is None else acked_in(message_id.ack_set, start, messages, acks)

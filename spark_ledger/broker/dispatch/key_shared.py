@@ -312,9 +312,8 @@ class KeyChoice:
         return owner if held is None or held[0] is owner else None
 
     def _make_ready(self, slot: int) -> int:
-        """Let the slot's owner get the waiting rows of the slot; returns their number, or more. The
-        time of a call grows with this number: call this only if the owner could not get the rows
-        before."""
+        """Let the slot's owner get the slot's waiting rows; returns their number, or more. This
+        takes long for many rows: call it only if the owner could not get the rows before."""
         receiver = self._receiver_now(slot)
         if receiver is None:
             return 0

@@ -45,8 +45,7 @@ class Policy:
         return None
 
     def choice(self) -> ReceiverChoice | None:
-        """The choice of the consumer that gets a part; None for a policy with an active
-        consumer."""
+        """What decides which consumer gets a part; None for a policy with an active consumer."""
         return None
 
 
@@ -81,9 +80,8 @@ class Shared(Policy):
 
 @dataclass(frozen=True)
 class KeyShared(Policy):
-    """Each consumer gets the messages of its keys. `sticky`: each consumer gives the ranges of
-    slots that it gets. Unless `in_order`, a message may be sent before an earlier message of its
-    key."""
+    """Each consumer gets the messages of its keys. `sticky`: each consumer names the ranges of
+    slots (of keys) that it gets. `in_order`: the messages of a key are sent in their order."""
 
     sticky: bool = False
     in_order: bool = True
@@ -94,8 +92,8 @@ class KeyShared(Policy):
 
 
 def may_get(consumer: C, active: C | None) -> bool:
-    """Whether the consumer may get one more batch. A batch is sent whole, so its permits may fall
-    below zero."""
+    """Whether the consumer may get one more batch. A batch is sent whole, so the consumer's permits
+    can fall below zero."""
     return consumer is active and consumer.permits > 0
 
 

@@ -7,10 +7,10 @@ fall below zero by less than the size of one part. When a consumer leaves, its p
 and their redelivery counts do not change. When the last consumer leaves, the whole state is
 forgotten, and the subscription begins at its mark.
 
-A change of many parts takes several steps (`work`). A consumer whose parts are given back gets none
-until its change is done. A consumer that leaves is not in `members` from the first step on. Parts
-that no step has reached yet still count as unacknowledged, and are not waiting; in Key_Shared they
-hold their slots, so no other consumer gets later rows of these slots before them.
+A change of many parts takes several steps (`work`). A consumer whose parts are given back gets no
+parts until that change is done. A consumer that leaves is not in `members` from the first step on.
+Parts that no step has reached yet still count as unacknowledged, and are not waiting; in Key_Shared
+they hold their slots, so no other consumer gets later rows of these slots before them.
 
 A ReceiverChoice decides which consumer gets a part: round robin for Shared (round_robin.py), the
 slot of the key for Key_Shared (key_shared.py; `slots` here are always slots of keys).
@@ -49,6 +49,7 @@ MEMBERS_PER_STEP = 100
 """A search for an id at this number of consumers takes as long as one acknowledgement."""
 _NEW_SIZE_SHARE = 0.1
 """The weight of a new part in the average number of messages in its consumer's parts."""
+_OLD_SIZE_SHARE = 1 - _NEW_SIZE_SHARE
 
 
 class UnackedLimits(NamedTuple):
@@ -357,8 +358,7 @@ class Sharing:
             self.waiting.difference_update(BitMap64(group.offsets))
         member.pending.add_lone(group.offsets, group.slots)
         member.permits -= count
-        old_weight = (1 - _NEW_SIZE_SHARE) ** count
-        member.messages_per_part = 1 + (member.messages_per_part - 1) * old_weight
+        member.messages_per_part = 1 + (member.messages_per_part - 1) * _OLD_SIZE_SHARE**count
         self.sent.note_lone(group.offsets)
         self.unacked.sent(member, count, count)
         self.choice.note_lone_pending(group)

@@ -234,8 +234,8 @@ R = TypeVar("R", bound=HasRanges)
 
 
 class StickyRanges(Generic[R]):
-    """Each consumer has the ranges that its client gave, `ranges`; `check_ranges` was called before
-    it joined."""
+    """Each consumer has the ranges that its client gave, `ranges`. The caller calls `check_ranges`
+    before a consumer joins."""
 
     def __init__(self) -> None:
         self._members: list[R | None] = [None]

@@ -2,9 +2,10 @@
 
 Always true: each chunk is stored when it comes, and readers see the message after its last chunk is
 stored. The chunks get their receipts together, after all are stored, all with the id of the last
-chunk. A producer that is sent away before that sends the message again from its first chunk, to the
-broker that then owns the partition; the chunks that were stored before belong to no message. If a
-later chunk comes without the first chunk, the producer had a receipt: the message is stored.
+chunk. If a producer is sent away before the receipts, it sends the message again from the first
+chunk, to the broker that then owns the partition; the chunks that were stored earlier belong to no
+message. If a later chunk comes without the first chunk, the producer had a receipt: the message is
+stored.
 
 Between the chunks of a message, a producer may send other messages, also in chunks. A chunk that
 comes twice is stored once. A message is given up, counted and logged if its producer goes before
@@ -139,8 +140,8 @@ class ChunksOfProducer:
             self._give_up(message, event, refuse=refuse)
 
     def _check_others(self, uuid: str | None) -> None:
-        """Give up incomplete messages that may not wait longer. A chunk of the message `uuid` comes
-        now (None: a message without chunks comes); this message is not given up."""
+        """Give up incomplete messages that must not wait longer. A chunk of the message `uuid`
+        comes now (None: a message without chunks comes); this message is not given up."""
         others = [message for message in self._messages.values() if message.uuid != uuid]
         if not others:
             return

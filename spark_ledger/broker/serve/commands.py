@@ -296,8 +296,9 @@ async def _producer(client: Caller, part: Any) -> None:
 
 
 async def _with_policies_of_now(broker: Broker, topic: OwnedTopic) -> TopicInfo:
-    """The topic with its policies of now, where it keeps those with which it was opened. Their
-    limits count for the client that comes."""
+    """The topic's info with the policies that are set now: `topic.info` keeps the policies with
+    which the topic was opened. The limits of the present policies hold for the client that
+    comes."""
     info = await broker.client.topics.again(topic.info) or topic.info
     topic.subscriptions.policies = info.policies
     topic.subscriptions.sharing.limits = UnackedLimits.of(broker.settings, info.policies)

@@ -35,10 +35,10 @@ async def declared_schema(part: Any) -> ClientSchema | None:
 
 
 async def declared_by_producer(broker: Broker, topic: TopicInfo, part: Any) -> DeclaredSchema:
-    """What a client's messages are by its schema. Their version is that of the schema, which
-    becomes a version of the topic's schema. A client that declares none sends bytes, and gets an
-    empty version. `topic` has the policies of now. Raises Refusal, errors.SchemaIncompatible,
-    errors.SchemaUnreadable."""
+    """What a client's messages are by the schema that the client declares. That schema becomes a
+    version of the topic's schema, and the messages have this version. A client that declares no
+    schema sends bytes, and gets an empty version. `topic` has the policies of now. Raises Refusal,
+    errors.SchemaIncompatible, errors.SchemaUnreadable."""
     schema, policies = await declared_schema(part), topic.policies
     if schema is not None:
         may_add = policies.schema_auto_update
@@ -67,8 +67,9 @@ async def declared_by_producer(broker: Broker, topic: TopicInfo, part: Any) -> D
 async def check_consumer_schema(
     broker: Broker, topic: TopicInfo, partition: Partition, schema: ClientSchema
 ) -> None:
-    """A consumer's schema must read what the topic's schema describes. It becomes the first version
-    of a topic that has neither schema nor rows. `topic` has the policies of now. Raises Refusal."""
+    """Check that a consumer's schema reads what the topic's schema describes. If the topic has
+    neither a schema nor rows, the consumer's schema becomes the first version of the topic's
+    schema. `topic` has the policies of now. Raises Refusal."""
     registered = await broker.client.schemas.of(topic)
     versions = registered.client_versions
     misfit = await schemas.misfit(topic, schema, versions, consumer_misfit)

@@ -1,10 +1,10 @@
 """Whether a client lives, by the bytes that come from it.
 
 Always true: a client that is silent for SILENT_S, although it got PINGs, loses its connection. If
-another client asks for its place (as the only producer or consumer), the client gets a PING at
-once, and has ANSWER_S to answer. While a connection is not read, its client gets a PONG every
-HELD_PONG_S, without having sent a PING: else the client would take the broker for dead, connect
-again, and send everything again.
+another client asks for the place of a client (as the only producer or consumer), the client with
+the place gets a PING at once, and has ANSWER_S to answer. While a connection is not read, its
+client gets a PONG every HELD_PONG_S, without having sent a PING: else the client would take the
+broker for dead, connect again, and send everything again.
 """
 
 import asyncio
