@@ -26,8 +26,9 @@ from spark_ledger.broker.wire.sends import entries_of
 RUN_MAX = 500
 """How many messages are sent in one step, some 5 us each."""
 FEW_MESSAGES, FEW_BYTES = 20, 16 << 10
-"""For so few messages so many bytes are read. A read of READ_BYTES lists up to 1,000 batches, which
-takes 0.5 ms: for a consumer with a queue of one message, once for each message."""
+"""If the consumers may get FEW_MESSAGES at most, FEW_BYTES are read. A read of READ_BYTES lists up
+to 1,000 batches, which takes 0.5 ms: too long for a consumer that asks for one message at a
+time."""
 
 
 def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) -> list[Stored]:
