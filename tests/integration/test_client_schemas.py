@@ -31,7 +31,6 @@ class Other(Record):
     weather = Integer(required=True)
 
 
-FlightLater.__name__ = "Flight"
 EARLIEST = pulsar.InitialPosition.Earliest
 
 
@@ -127,9 +126,6 @@ class ReadingMore(Record):
     id = Long()
     place = Place()
     note = String(required_default=True)
-
-
-ReadingMore.__name__ = "Reading"
 
 
 def test_producers_of_objects_write_beside_columns_and_both_worlds_read_all(client, topics, name):

@@ -1,5 +1,6 @@
 """Values of Pulsar's clients in a block of rows, as a read has them."""
 
+import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,11 @@ import avro.io
 import avro.schema
 import numpy as np
 import pyarrow as pa
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 from spark_ledger.topic.entry.message_batch import CLIENT_VERSION, KEY, VALUE
 from spark_ledger.topic.read.row_blocks import RUN, Block
@@ -20,6 +26,23 @@ def record(*fields: Any, name: str = "R") -> dict[str, Any]:
     """A record of these fields, each a name and a type, and maybe a default."""
     plain = [dict(zip(("name", "type", "default"), field, strict=False)) for field in fields]
     return {"type": "record", "name": name, "fields": plain}
+
+
+def descriptors(
+    root: str, *fields: str, imports: Sequence[str] = ("q/other.proto",)
+) -> dict[str, str]:
+    """The data of a schema of PROTOBUF_NATIVE: a message of these fields, in the package q. Its
+    file imports files; q/other.proto is there."""
+    file = FileDescriptorProto(name="q/root.proto", package="q", dependency=imports)
+    message = file.message_type.add(name=root)
+    for number, name in enumerate(fields, 1):
+        message.field.add(name=name, number=number, type=FieldDescriptorProto.TYPE_INT32)
+    files = FileDescriptorSet(file=[file, FileDescriptorProto(name="q/other.proto", package="q")])
+    return {
+        "fileDescriptorSet": base64.b64encode(files.SerializeToString()).decode(),
+        "rootMessageTypeName": f"q.{root}",
+        "rootFileDescriptorName": "q/root.proto",
+    }
 
 
 def avro_bytes(plain: Any, value: Any) -> bytes:

@@ -12,7 +12,7 @@ from pyspark.sql.functions import col
 
 from spark_ledger import Admin
 from spark_ledger_demo.jars import IN_SPARK, JarsMissing, Library, jars_of
-from tests.kit.client_values import avro_bytes, record
+from tests.kit.client_values import avro_bytes, descriptors, record
 
 SPARK_AVRO = Library(
     "spark-avro", "org.apache.spark", "spark-avro_2.13", pyspark.__version__, IN_SPARK
@@ -29,9 +29,6 @@ class FlightLater(Record):
     carrier = String()
     stops = Array(String(), required_default=True)
     delays = Map(Integer(), required_default=True)
-
-
-FlightLater.__name__ = "Flight"
 
 
 class Encoded(Schema):
@@ -262,7 +259,7 @@ def test_a_message_without_version_is_a_row_of_bytes_among_columns(client, topic
 
 def test_values_without_columns_are_bytes_with_the_number_of_their_version(client, topic, read):
     kind = _pulsar.SchemaType.PROTOBUF_NATIVE
-    producer = client.create_producer(topic, schema=Encoded(kind, {"fileDescriptorSet": "x"}))
+    producer = client.create_producer(topic, schema=Encoded(kind, descriptors("Order", "id")))
     producer.send(b"\x08\x01")
     (row,) = read(topic).collect()
     assert (bytes(row["value"]), row["__schemaVersion"]) == (b"\x08\x01", 1)

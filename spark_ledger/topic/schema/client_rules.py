@@ -1,14 +1,13 @@
 """Which schema a Pulsar client may declare for a topic with earlier versions, by Pulsar's
 strategies. Pure.
 
-Of JSON and AVRO schemas Avro's library decides whether values of a writer's schema can be read by a
-reader's; the reason names the first field that does not fit. Schemas of other types fit if they are
-equal. Two types never fit, but for the strategy ALWAYS_COMPATIBLE. Names of records count, but not
-beside a version made of Spark's columns, which have no such names.
+Of schemas whose data is Avro's, its library decides whether values of a writer's schema can be read
+by a reader's; the reason names the first field that does not fit. As in Pulsar, names of records do
+not count. Schemas of PROTOBUF_NATIVE fit if their root messages have one name, schemas of other
+types if they are equal. Two types never fit, but for the strategy ALWAYS_COMPATIBLE.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
 
 from avro.compatibility import (
@@ -28,15 +27,16 @@ from avro.schema import (
 
 from spark_ledger import errors
 from spark_ledger.topic.schema.client_schemas import (
+    AVRO_TYPES,
     ClientSchema,
     ClientSchemaType,
     ClientVersion,
     key_and_value,
     parsed,
 )
+from spark_ledger.topic.schema.descriptors import descriptors_of
 
 _NO_OTHER = "the topic's strategy ALWAYS_INCOMPATIBLE takes no other schema"
-_AVRO_RULES = (ClientSchemaType.JSON, ClientSchemaType.AVRO)
 
 
 class Strategy(Enum):
@@ -77,8 +77,7 @@ def columns_misfit(
 ) -> str | None:
     """As producer_misfit, for the schema of new `columns` of Spark after versions that clients
     declared."""
-    versions = [replace(version, of_columns=True) for version in declared]
-    return _misfit(columns, versions, strategy, "the new columns", "column")
+    return _misfit(columns, declared, strategy, "the new columns", "column")
 
 
 def _misfit(
@@ -93,10 +92,10 @@ def _misfit(
     if strategy is Strategy.ALWAYS_INCOMPATIBLE:
         return _NO_OTHER
     for version in reversed(versions) if strategy.is_transitive else versions[-1:]:
-        earlier, named = version.schema, not version.of_columns
-        if strategy.is_backward and (why := _unreadable(new, earlier, named=named, noun=noun)):
+        earlier = version.schema
+        if strategy.is_backward and (why := _unreadable(new, earlier, noun)):
             return f"{title} cannot read values of version {version.number}: {why}"
-        if strategy.is_forward and (why := _unreadable(earlier, new, named=named, noun=noun)):
+        if strategy.is_forward and (why := _unreadable(earlier, new, noun)):
             return f"version {version.number} cannot read values of {title}: {why}"
     return None
 
@@ -117,11 +116,9 @@ def consumer_misfit(
     return producer_misfit(declared, versions, backward)
 
 
-def _unreadable(
-    reader: ClientSchema, writer: ClientSchema, *, named: bool = True, noun: str = "field"
-) -> str | None:
-    """Why `reader` cannot read values of `writer`; None if it can. Without `named` the names of
-    records do not count. `noun` is the caller's word for a field."""
+def _unreadable(reader: ClientSchema, writer: ClientSchema, noun: str = "field") -> str | None:
+    """Why `reader` cannot read values of `writer`; None if it can. `noun` is the caller's word for
+    a field."""
     if reader.kind is not writer.kind:
         return f"one is of type {writer.kind.name}, the other of type {reader.kind.name}"
     if reader.kind is ClientSchemaType.KEY_VALUE:
@@ -133,16 +130,24 @@ def _unreadable(
             if (why := _unreadable(reader_part, writer_part)) is not None
         )
         return next(reasons, None)
-    if reader.kind not in _AVRO_RULES:
-        is_equal = reader.identity == writer.identity
-        return None if is_equal else "the data of the two schemas are not equal"
+    if reader.kind not in AVRO_TYPES and reader.identity == writer.identity:
+        return None
     try:
-        of_reader, of_writer = parsed(reader), parsed(writer)
-        if not named:
-            _accept_any_name(of_reader)
-        return _Comparison(noun).misfit(of_reader, of_writer)
+        if reader.kind is ClientSchemaType.PROTOBUF_NATIVE:
+            return _root_misfit(descriptors_of(reader.data).root, descriptors_of(writer.data).root)
+        if reader.kind not in AVRO_TYPES:
+            return "the data of the two schemas are not equal"
+        of_reader = parsed(reader)
+        _accept_any_name(of_reader)
+        return _Comparison(noun).misfit(of_reader, parsed(writer))
     except (AvroException, *errors.MALFORMED) as error:  # such as a record of the type `error`
         return f"the two cannot be compared: {error}"[:500]
+
+
+def _root_misfit(reader: str, writer: str) -> str | None:
+    if reader == writer:
+        return None
+    return f"the root message is {reader} for the reader, {writer} in the values"[:500]
 
 
 class _Comparison:
@@ -202,9 +207,8 @@ def _accept_any_name(schema: Schema) -> None:
         if id(schema) in seen:
             continue
         seen.add(id(schema))
-        if isinstance(schema, NamedSchema):
-            schema.set_prop("aliases", _AnyName())
         if isinstance(schema, RecordSchema):
+            schema.set_prop("aliases", _AnyName())
             schemas += [field.type for field in schema.fields]
         elif isinstance(schema, ArraySchema):
             schemas.append(schema.items)

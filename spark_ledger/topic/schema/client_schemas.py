@@ -6,17 +6,18 @@
 is the record of a version that a client declared; records.py has the other records. `data` is
 text, or {"base64":"..."} if the bytes are not UTF-8. Primitive types have no data. The data of JSON
 and AVRO is an Avro schema in JSON. The data of KEY_VALUE is that of two schemas, each after its
-length.
+length. The data of PROTOBUF_NATIVE is in descriptors.py.
 
 Always true: two schemas of one type with equal data are one schema. For JSON and AVRO the parsed
-JSON is compared, so other spaces make no new version. Sources: PIP-43, PIP-87; SchemaInfo of
-Pulsar's clients.
+JSON is compared, so other spaces make no new version; for PROTOBUF_NATIVE the files in any order.
+Sources: PIP-43, PIP-87; SchemaInfo of Pulsar's clients.
 """
 
 import base64
 import json
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -26,6 +27,7 @@ import avro.errors
 import avro.schema
 
 from spark_ledger import errors
+from spark_ledger.topic.schema import descriptors
 
 DATA_BYTES_MAX = 128 << 10
 """The largest schema of a client; a version's record has room for it."""
@@ -97,6 +99,9 @@ class ClientSchema:
             return (self.kind, key.identity, value.identity)
         if self.kind in AVRO_TYPES:
             return (self.kind, json.dumps(json.loads(self.data), sort_keys=True))
+        if self.kind is _Type.PROTOBUF_NATIVE:
+            with suppress(*errors.MALFORMED):  # a program of an earlier version did not check it
+                return (self.kind, *descriptors.descriptors_of(self.data))
         return (self.kind, self.data)
 
 
@@ -127,6 +132,13 @@ def check(schema: ClientSchema) -> None:
         )
     if schema.kind in AVRO_TYPES:
         parsed(schema)
+    elif schema.kind is _Type.PROTOBUF_NATIVE:
+        try:
+            descriptors.check(schema.data)
+        except errors.MALFORMED as error:
+            raise errors.SchemaUnreadable(
+                f"a schema of type PROTOBUF_NATIVE has no complete descriptors: {error!r}"[:500]
+            ) from error
     elif schema.kind is _Type.KEY_VALUE:
         for part in key_and_value(schema):
             check(part)

@@ -1,16 +1,19 @@
 """Schemas that Pulsar's clients declare: their records, what they must be, and which may follow
 which."""
 
+import base64
 import json
 import struct
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_ledger import errors
 from spark_ledger.topic.schema import client_schemas
 from spark_ledger.topic.schema.client_rules import Strategy, consumer_misfit, producer_misfit
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
 from spark_ledger.topic.schema.records import decode_version, encode_version
+from tests.kit.client_values import descriptors
 
 T = ClientSchemaType
 
@@ -35,6 +38,11 @@ def pair(key, value, encoding="INLINE"):
             "kv.encoding.type": encoding,
         },
     )
+
+
+def protobuf(root, *fields, imports=("q/other.proto",), **more):
+    plain = descriptors(root, *fields, imports=imports) | more
+    return ClientSchema(T.PROTOBUF_NATIVE, json.dumps(plain).encode())
 
 
 EMPTY_PAIR = struct.pack(">ii", 0, 0)
@@ -145,9 +153,40 @@ def test_schemas_that_differ_in_spaces_or_properties_are_one_schema():
     assert spaced.identity != ClientSchema(T.JSON, ONE.data).identity
     assert pair(ClientSchema(T.INT32), spaced).identity == pair(ClientSchema(T.INT32), ONE).identity
     assert pair(ClientSchema(T.INT32), ONE).identity != pair(ClientSchema(T.INT64), ONE).identity
-    assert (
-        ClientSchema(T.PROTOBUF_NATIVE, b"a").identity != ClientSchema(T.PROTOBUF_NATIVE).identity
+    unchecked = ClientSchema(T.PROTOBUF_NATIVE, b"a")
+    assert unchecked.identity != ClientSchema(T.PROTOBUF_NATIVE).identity
+
+
+def test_files_of_descriptors_are_one_schema_in_any_order():
+    plain = descriptors("Order", "id")
+    files = FileDescriptorSet.FromString(base64.b64decode(plain["fileDescriptorSet"])).file
+    turned = base64.b64encode(FileDescriptorSet(file=files[::-1]).SerializeToString()).decode()
+    assert protobuf("Order", "id", fileDescriptorSet=turned).data != protobuf("Order", "id").data
+    assert protobuf("Order", "id", fileDescriptorSet=turned).identity == (
+        protobuf("Order", "id").identity
     )
+    client_schemas.check(protobuf("Order", "id", fileDescriptorSet=turned))
+    assert protobuf("Order", "id").identity != protobuf("Order", "number").identity
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (ClientSchema(T.PROTOBUF_NATIVE, b"\xff"), "UnicodeDecodeError"),
+        (ClientSchema(T.PROTOBUF_NATIVE, b"[]"), "list indices"),
+        (protobuf("Order", fileDescriptorSet="%"), "base64"),
+        (protobuf("Order", fileDescriptorSet="eHl6"), "no set of descriptors"),
+        (protobuf("Order", rootMessageTypeName="q.Other"), "find message q.Other"),
+        (protobuf("Order", rootMessageTypeName=5), "5"),
+        (protobuf("Order", rootFileDescriptorName="q/other.proto"), "not in q/other.proto"),
+        (protobuf("Order", imports=["q/missing.proto"]), "missing.proto"),
+        (protobuf("Order", imports=["q/root.proto"]), "cycle"),
+        (protobuf("Order", "id", "id"), "duplicate"),
+    ],
+)
+def test_descriptors_that_are_not_complete_are_refused_with_the_reason(schema, reason):
+    with pytest.raises(errors.SchemaUnreadable, match=reason):
+        client_schemas.check(schema)
 
 
 STRATEGIES = {
@@ -164,10 +203,15 @@ STRATEGIES = {
     "another kind": (ClientSchema(T.JSON, ONE.data), [ONE], "AC"),
     "a primitive after a record": (ClientSchema(T.INT32), [ONE], "AC"),
     "the same primitive": (ClientSchema(T.INT32), [ClientSchema(T.INT32)], "AC B F U BT FT UT"),
-    "other bytes of protobuf": (
-        ClientSchema(T.PROTOBUF_NATIVE, b"a"),
-        [ClientSchema(T.PROTOBUF_NATIVE, b"b")],
-        "AC",
+    "another message of protobuf": (protobuf("Order", "id"), [protobuf("Other", "id")], "AC"),
+    "other fields of the same message": (
+        *(protobuf("Order", "id", "n"), [protobuf("Order", "n")], "AC B F U BT FT UT"),
+    ),
+    "descriptors after data that nobody checked": (
+        *(protobuf("Order"), [ClientSchema(T.PROTOBUF_NATIVE, b"b")], "AC"),
+    ),
+    "a field of protobuf in Avro's form": (
+        *(record(A, B_OR_0, kind=T.PROTOBUF), [record(A, kind=T.PROTOBUF)], "AC B F U BT FT UT"),
     ),
     "a value with a new field": (
         pair(ClientSchema(T.STRING), TWO),
@@ -231,15 +275,22 @@ def test_the_reason_has_the_place_and_the_types(values, reader, reason):
     assert reason in (producer_misfit(record(ITSELF, reader), versions, Strategy.BACKWARD) or "")
 
 
-def test_names_of_records_count_but_not_beside_columns_of_spark():
-    inner = {"type": "record", "name": "Inner", "fields": [A]}
-    columns = record(field("s", ["null", inner]), kind=T.JSON, name="row")
-    named = record(field("s", ["null", {**inner, "name": "Place"}]), kind=T.JSON)
+COLOR = {"type": "enum", "name": "Color", "symbols": ["RED"]}
+TWO_BYTES = {"type": "fixed", "name": "Two", "size": 2}
+
+
+@pytest.mark.parametrize(("before", "after"), [(COLOR, "Hue"), (TWO_BYTES, "Pair")])
+def test_names_of_records_do_not_count_but_those_of_enums_and_fixed_do(before, after):
+    inner = {"type": "record", "name": "Inner", "namespace": "a.b", "fields": [A]}
+    first = record(field("s", ["null", inner]), field("e", before), namespace="a")
+    renamed = record(
+        field("s", ["null", {**inner, "name": "Place"}]), field("e", before), name="row"
+    )
+    other = record(field("s", ["null", inner]), field("e", {**before, "name": after}))
     for misfit in (producer_misfit, consumer_misfit):
-        assert misfit(named, [ClientVersion(0, columns, of_columns=True)], Strategy.FULL) is None
-        assert "record Inner in the" in (
-            misfit(named, [ClientVersion(0, columns)], Strategy.FULL) or ""
-        )
+        assert misfit(renamed, [ClientVersion(0, first)], Strategy.FULL) is None
+        why = misfit(other, [ClientVersion(0, first)], Strategy.FULL)
+        assert why is not None and f"{before['type']} {after}" in why
 
 
 def test_a_consumer_must_read_what_the_topic_has_and_may_lack_fields():
