@@ -1,7 +1,10 @@
 """Typed rows of Spark, of every type, as objects of Pulsar's client for Python."""
 
 import base64
+import json
+import urllib.request
 
+import _pulsar
 import pulsar
 import pytest
 from pulsar.schema import (
@@ -15,6 +18,7 @@ from pulsar.schema import (
     Long,
     Map,
     Record,
+    Schema,
     String,
 )
 
@@ -132,7 +136,28 @@ def test_a_column_that_spark_adds_is_a_version_that_clients_see(spark, topics, t
         third.receive(WAIT_MS).value()
 
 
-def test_spark_reads_its_columns_and_the_objects_of_clients_together(spark, topics, topic, client):
+class OfColumns(Schema):
+    """Sends bytes under the schema of a topic's columns."""
+
+    def __init__(self, plain):
+        super().__init__(bytes, _pulsar.SchemaType.JSON, plain, "row")
+
+    def encode(self, obj):
+        return obj
+
+    def decode(self, data):
+        return data
+
+
+def latest_schema(cluster, topic):
+    url = f"{cluster.admin_url}/admin/v2/schemas/public/default/{topic}/schema"
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return OfColumns(json.loads(json.load(response)["data"]))
+
+
+def test_spark_reads_its_columns_and_the_objects_of_clients_together(
+    spark, cluster, topics, topic, client
+):
     rows = spark.sql("SELECT 1 AS number, 'spark' AS text, DATE '2024-05-01' AS day")
     topics.write(rows, topic, valueFormat="arrow", partitions="1")
     fields = {"number": Integer(), "text": String(), "day": String()}
@@ -140,15 +165,30 @@ def test_spark_reads_its_columns_and_the_objects_of_clients_together(spark, topi
     producer = client.create_producer(topic, schema=JsonSchema(record))
     producer.send(record(number=2, text="client", day="2024-05-02"))
     producer.send(record(number=3))
-    declared = "number INT, text STRING, day DATE"
-    read = topics.read(topic, declared, valueFormat="json").orderBy("number").collect()
-    assert [(row.number, row.text, str(row.day)) for row in read] == [
-        *((1, "spark", "2024-05-01"), (2, "client", "2024-05-02"), (3, None, "None"))
+    of_columns = latest_schema(cluster, topic)
+    produce = client.create_producer(topic, schema=of_columns)  # as AUTO_PRODUCE does
+    produce.send(b'{"number":4,"day":"2024-05-04"}')
+    expected = [
+        (1, "spark", "2024-05-01"),
+        (2, "client", "2024-05-02"),
+        (3, None, "None"),
+        (4, None, "2024-05-04"),
     ]
+    declared = "number INT, text STRING, day DATE"
+    for columns, value_format in ((declared, "json"), (declared, "schema"), (None, "schema")):
+        read = topics.read(topic, columns, valueFormat=value_format).orderBy("number").collect()
+        assert [(row.number, row.text, str(row.day)) for row in read] == expected
     with pytest.raises(Exception, match="the values are bytes, not columns"):
         topics.read(topic, valueFormat="arrow").collect()
     skipped = topics.read(topic, valueFormat="arrow", onOtherFormat="skip").collect()
     assert [row.number for row in skipped] == [1]
-    wider = spark.sql("SELECT 4 AS number, 'x' AS text, DATE '2024-05-03' AS day, 1 AS more")
+    messages = topics.read(topic, onOtherFormat="skip").orderBy("offset").collect()
+    assert [json.loads(row.value)["number"] for row in messages] == [2, 3, 4]
+    wider = spark.sql("SELECT 5 AS number, 'x' AS text, DATE '2024-05-03' AS day, 1 AS more")
     topics.write(wider, topic, valueFormat="arrow", schemaMode="evolve")
-    assert topics.read(topic, f"{declared}, more INT", valueFormat="json").count() == 4
+    assert topics.read(topic, f"{declared}, more INT", valueFormat="json").count() == 5
+    grown = topics.read(topic, valueFormat="schema").orderBy("number").collect()
+    assert [row.more for row in grown] == [None] * 4 + [1]
+    produce.send(b'{"number":"six"}')
+    with pytest.raises(Exception, match=r"BAD_ENTRY.* offset 5 .*number: \"six\" is no int"):
+        topics.read(topic, valueFormat="schema").collect()

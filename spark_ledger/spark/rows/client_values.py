@@ -65,7 +65,7 @@ def read_schema_of(
     clients: dict[str, ClientReader] = {}
     for topic, schema in schemas:
         columns = [schema.union] if schema.versions else []
-        versions = _declared_versions(schema)
+        versions = _versions(schema)
         if versions:
             reader = _reader(topic, schema, versions, declared, kept)
             clients[topic.name.short] = reader
@@ -81,15 +81,14 @@ def read_schema_of(
         return ReadSchema(None, clients)
 
 
-def _declared_versions(schema: TopicSchema) -> list[ClientVersion]:
-    """The versions that clients declared, oldest first, for messages that name them; none if all
-    were deleted. A deleted version does not count, but earlier messages name it."""
-    present = [version for version in schema.client_versions if not version.of_columns]
-    if not present:
-        return []
-    numbers = range(present[-1].number + 1)
-    versions = (schema.client_version(number) for number in numbers)
-    return [v for v in versions if v is not None and not v.of_columns]
+def _versions(schema: TopicSchema) -> list[ClientVersion]:
+    """The versions that messages name, oldest first: those that clients declared, and those of the
+    columns of Spark's rows, beside which clients write JSON. None if no version counts any more; a
+    deleted version does not count, but earlier messages name it."""
+    numbers = [version.number for version in schema.client_versions]
+    numbers += [schema.head.number_for_clients(version.number) for version in schema.versions]
+    versions = map(schema.client_version, range(max(numbers, default=-1) + 1))
+    return [version for version in versions if version is not None]
 
 
 def _reader(

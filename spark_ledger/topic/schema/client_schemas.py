@@ -25,6 +25,7 @@ from typing import Any
 
 import avro.errors
 import avro.schema
+import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.topic.schema import descriptors
@@ -107,13 +108,17 @@ class ClientSchema:
 
 @dataclass(frozen=True, slots=True)
 class ClientVersion:
-    """A version of a topic's schema as clients see it: declared by a client, or made `of_columns`
-    (column_schemas.py). In a record `number` is the topic's number, from 1; clients count from 0
-    (SchemaHead.number_for_clients)."""
+    """A version of a topic's schema as clients see it: declared by a client, or made of the
+    `columns` of Spark's rows (column_schemas.py). In a record `number` is the topic's number, from
+    1; clients count from 0 (SchemaHead.number_for_clients)."""
 
     number: int
     schema: ClientSchema
-    of_columns: bool = False
+    columns: pa.Schema | None = None
+
+    @property
+    def of_columns(self) -> bool:
+        return self.columns is not None
 
 
 def check(schema: ClientSchema) -> None:

@@ -66,4 +66,9 @@ def _type(kind: pa.DataType, place: str, name: str) -> Any:
         return {"type": "array", "items": _type(pairs, inner, "element")}
     if pa.types.is_map(kind):
         return {"type": "map", "values": _type(kind.item_type, inner, "value")}
+    return kind_of(kind)
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Avro's kind of the values in JSON of a column that is not nested."""
     return _TYPES.get(kind, "string")

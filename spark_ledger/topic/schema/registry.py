@@ -466,7 +466,7 @@ class CachedVersions:
         number = self.head.number_for_clients(version.number)
         if isinstance(version, ClientVersion):
             return ClientVersion(number, version.schema)
-        return ClientVersion(number, client_schema(version.schema), of_columns=True)
+        return ClientVersion(number, client_schema(version.schema), version.schema)
 
 
 _NO_VERSIONS = CachedVersions()

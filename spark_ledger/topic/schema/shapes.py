@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from spark_ledger import errors
 from spark_ledger.topic.schema.client_schemas import ClientSchema, parsed
 
@@ -33,7 +35,8 @@ _LOGICAL = {
 @dataclass(frozen=True, slots=True)
 class ValueShape:
     """A type of Avro's. `inner` are a union's branches, the type of an array's items, or of a map's
-    values. `default` is an enum's."""
+    values. `default` is an enum's. `column` is the type of Spark's column for a value of JSON: of a
+    map the type of its keys, of an array that is a map in Spark this map."""
 
     kind: str
     name: str = ""
@@ -45,6 +48,7 @@ class ValueShape:
     default: str | None = None
     size: int = 0
     inner: tuple["ValueShape", ...] = ()
+    column: pa.DataType | None = None
 
     @property
     def branches(self) -> tuple["ValueShape", ...]:

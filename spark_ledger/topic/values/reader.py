@@ -26,12 +26,13 @@ from spark_ledger.topic.entry.payload_columns import check_convertible
 from spark_ledger.topic.entry.pulsar_columns import copy_spans
 from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.schema.client_schemas import ClientVersion
+from spark_ledger.topic.schema.rules import nullable, union
 from spark_ledger.topic.schema.shapes import Field, ValueShape
 from spark_ledger.topic.values.avro_columns import AvroColumns, Flags, is_text, spread
 from spark_ledger.topic.values.json_columns import read_usual
 from spark_ledger.topic.values.plain import BadValue, read_avro, read_json
 from spark_ledger.topic.values.resolution import Rows, Unresolvable, resolve_fields, source_of
-from spark_ledger.topic.values.types import raw_type
+from spark_ledger.topic.values.types import beside_columns, raw_type, shape_of_columns
 from spark_ledger.topic.values.versions import (
     AVRO,
     JSON,
@@ -159,16 +160,30 @@ def client_reader(
     declared: pa.Schema | None,
     number: int | None = None,
 ) -> ClientReader:
-    """The reader for a query. `declared` are the columns that the query reads, canonical; None: all
-    columns of the newest version. The reader's version is `number`; None: the newest of the
-    versions that have most of the declared columns. Raises errors.SchemaTypeMismatch if values of
-    that version have no columns, and the errors of columns_of."""
+    """The reader for a query. If versions are made of columns of Spark's rows, the reader has all
+    these columns, and the fields of its version beside them. `declared` are the columns that the
+    query reads, canonical; None: all columns of the newest version. The reader's version is
+    `number`; None: the newest of the versions that have most of the declared columns, among those
+    that clients declared. Raises errors.SchemaTypeMismatch if values of that version have no
+    columns, errors.SchemaIncompatible, and the errors of columns_of."""
     by_number = {version.number: _version_or_reason(version) for version in versions}
+    of_columns = [version.columns for version in versions if version.columns is not None]
+    columns_of_rows = shape_of_columns(nullable(union(of_columns))) if of_columns else None
+
+    def record_of(version: Version) -> ValueShape:
+        if columns_of_rows is None:
+            return version.record
+        return beside_columns(columns_of_rows, version.record)
+
     if number is None:
-        number = versions[-1].number
+        candidates = [v.number for v in versions if v.columns is None] or list(by_number)
+        number = candidates[-1]
         best = 0
-        for candidate, version in reversed(by_number.items()):
-            fitting = 0 if declared is None else _fitting_columns(version, declared)
+        for candidate in reversed(candidates):
+            version = by_number[candidate]
+            fitting = 0
+            if declared is not None and isinstance(version, Version):
+                fitting = _fitting_columns(record_of(version), declared)
             if fitting > best:
                 number, best = candidate, fitting
             if declared is None or best == len(declared):
@@ -179,21 +194,18 @@ def client_reader(
             f"values of version {number} of its schema have no columns: {version}",
             "Read the topic with valueFormat=binary.",
         )
-    record = _restricted(version.record, declared)
+    record = _restricted(record_of(version), declared)
     is_unread = declared is not None and not record.fields
     columns = pa.schema([]) if is_unread else columns_of(record)
     return ClientReader(by_number, number, record, columns, first_for_clients)
 
 
-def _fitting_columns(version: Version | str, declared: pa.Schema) -> int:
+def _fitting_columns(record: ValueShape, declared: pa.Schema) -> int:
     """How many of the declared columns a version's values have."""
-    if isinstance(version, str):
-        return 0
     fitting = 0
     for column in declared:
-        record = _restricted(version.record, [column])
         try:
-            check_convertible(columns_of(record), pa.schema([column]))
+            check_convertible(columns_of(_restricted(record, [column])), pa.schema([column]))
             fitting += 1
         except errors.LedgerError:
             continue
@@ -207,6 +219,8 @@ def _restricted(record: ValueShape, columns: Iterable[pa.Field] | None) -> Value
 
 
 def _version_or_reason(version: ClientVersion) -> Version | str:
+    if version.columns is not None:
+        return Version((ValuePart(JSON, shape_of_columns(nullable(version.columns))),))
     try:
         return version_of(version.schema)
     except (errors.SchemaTypeMismatch, errors.SchemaUnreadable) as error:

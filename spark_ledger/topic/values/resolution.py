@@ -9,7 +9,8 @@
 
 Always true: whether two shapes fit is decided without a value (Unresolvable). A value that does not
 fit marks its row in Rows, and no other row. Records and enums may have other names. A null is null
-in the column, also where the reader's schema has no null. Times of one sort are converted to the
+in the column, also where the reader's schema has no null. A value of JSON for a column of Spark's
+rows is cast to the column's type. Times of one sort are converted to the
 reader's unit. Decimals of another scale, and branches or fields that no rule covers, do not fit.
 """
 
@@ -149,10 +150,15 @@ def _list(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) 
     is_map, kind = writer.kind == "map", column_type(reader)
     items = column.items if is_map else column.values
     first, last = int(offsets[0]), int(offsets[-1])
-    items = items.slice(first, last - first)
-    resolved = resolve(items, writer.inner[0], reader.inner[0], rows.of_items(column))
-    if is_map:
-        pairs = [column.keys.slice(first, last - first), resolved]
+    items, of_items = items.slice(first, last - first), rows.of_items(column)
+    resolved = resolve(items, writer.inner[0], reader.inner[0], of_items)
+    if pa.types.is_map(kind):
+        if is_map:
+            keys = column.keys.slice(first, last - first)
+            pairs = [_cast(keys, kind.key_type, of_items), resolved]
+        else:
+            pairs = resolved.flatten()
+        of_items.mark(as_numpy(pairs[0].is_null()))
         resolved = _struct(
             pairs, pa.struct([kind.key_field, kind.item_field]), np.ones(len(resolved), np.bool_)
         )
@@ -228,6 +234,8 @@ def _enum(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) 
 
 def _simple(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) -> pa.Array:
     kind = column_type(reader)
+    if reader.column is not None:
+        return _cast(_simple(column, writer, ValueShape(reader.kind), rows), reader.column, rows)
     if reader.logical == "decimal":
         return _decimals(column, writer, reader, rows)
     if writer.logical == "decimal" and not pa.types.is_binary(column.type):  # of JSON: its digits
@@ -242,6 +250,31 @@ def _simple(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows
             rows.mark(np.array([not is_text(text.slice(i, 1)) for i in range(len(text))]))
         return text
     return column if column.type == kind else column.cast(kind, safe=False)
+
+
+def _cast(column: pa.Array, kind: pa.DataType, rows: Rows) -> pa.Array:
+    """The values of JSON as a column of Spark's rows."""
+    try:
+        return _cast_all(column, kind)
+    except pa.ArrowInvalid:
+        bad = np.array([not _fits(column.slice(i, 1), kind) for i in range(len(column))])
+        rows.mark(bad)
+        return _cast_all(pc.if_else(of_numpy(bad), pa.scalar(None, column.type), column), kind)
+
+
+def _cast_all(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_time64(kind):  # Arrow casts text to times with a date only
+        start, end = of_list(["1970-01-01T", ""], pa.string())
+        column = pc.binary_join_element_wise(start, column, end).cast(pa.timestamp("ns"))
+    return column if column.type == kind else column.cast(kind)
+
+
+def _fits(column: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        _cast_all(column, kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _times(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) -> pa.Array:

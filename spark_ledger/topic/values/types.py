@@ -6,9 +6,14 @@ from_avro gives as a number. A raw type has no logical types, except that JSON's
 decimals; a union of several branches is a struct with a member for each branch.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
 import pyarrow as pa
 
-from spark_ledger.topic.schema.shapes import ValueShape
+from spark_ledger.topic.schema.column_schemas import kind_of
+from spark_ledger.topic.schema.rules import widens
+from spark_ledger.topic.schema.shapes import Field, ValueShape
 
 _SIMPLE = {
     "null": pa.null(),
@@ -53,6 +58,8 @@ def raw_type(shape: ValueShape, *, of_json: bool = False) -> pa.DataType:
 
 def column_type(shape: ValueShape) -> pa.DataType:
     """The type of the column that a read gives. A column that is always null is text."""
+    if shape.column is not None and shape.kind != "map":
+        return shape.column
     if shape.kind == "union":
         branches = shape.branches
         if not branches:
@@ -63,12 +70,61 @@ def column_type(shape: ValueShape) -> pa.DataType:
     if shape.kind == "record":
         return pa.struct([(field.name, column_type(field.shape)) for field in shape.fields])
     if shape.kind in ("array", "map"):
-        return _nested(shape.kind, column_type(shape.inner[0]))
+        return _nested(shape.kind, column_type(shape.inner[0]), shape.column or pa.string())
     if shape.logical == "decimal":
         return pa.decimal128(shape.precision, shape.scale)
     if shape.kind == "null":
         return pa.string()
     return _LOGICAL.get(shape.logical) or _SIMPLE[shape.kind]
+
+
+def shape_of_columns(columns: Iterable[pa.Field]) -> ValueShape:
+    """The shape of JSON objects with values for Spark's columns, as column_schemas.py describes
+    them. All columns may be null."""
+    fields = (Field(column.name, _shape_of(column.type), default=None) for column in columns)
+    return ValueShape("record", fields=tuple(fields))
+
+
+def _shape_of(kind: pa.DataType) -> ValueShape:
+    if pa.types.is_struct(kind):
+        return shape_of_columns(kind)
+    if pa.types.is_list(kind):
+        return ValueShape("array", inner=(_shape_of(kind.value_type),))
+    if pa.types.is_map(kind) and pa.types.is_nested(kind.key_type):
+        pairs = shape_of_columns([kind.key_field, kind.item_field])
+        return ValueShape("array", inner=(pairs,), column=kind)
+    if pa.types.is_map(kind):
+        return ValueShape("map", inner=(_shape_of(kind.item_type),), column=kind.key_type)
+    return ValueShape(kind_of(kind), column=kind)
+
+
+def beside_columns(columns: ValueShape, shape: ValueShape) -> ValueShape:
+    """The shape that has the values of Spark's columns and of a client's schema that fits them:
+    the type of the column, or the client's type if it is wider, and the fields of both."""
+    if len(shape.branches) == 1:
+        (shape,) = shape.branches
+    if columns.kind == shape.kind == "record":
+        return ValueShape("record", fields=tuple(_joined_fields(columns.fields, shape.fields)))
+    if columns.kind == shape.kind and columns.inner and columns.kind != "union":
+        inner = columns.inner[0]
+        if columns.kind == "map" or columns.column is None:
+            inner = beside_columns(inner, shape.inner[0])
+        return replace(columns, inner=(inner,))
+    is_number = columns.column is not None and shape.kind in ("int", "long", "float", "double")
+    return shape if is_number and widens(columns.column, column_type(shape)) else columns
+
+
+def _joined_fields(columns: Sequence[Field], fields: Sequence[Field]) -> Iterable[Field]:
+    """Names of columns count without regard to case."""
+    by_name = {column.name.lower(): column for column in columns}
+    for field in fields:
+        column = by_name.pop(field.name.lower(), None)
+        if column is None:
+            yield field
+        else:
+            aliases = (field.name, *field.aliases)
+            yield replace(column, shape=beside_columns(column.shape, field.shape), aliases=aliases)
+    yield from by_name.values()
 
 
 def joined_type(union: ValueShape) -> pa.DataType | None:
@@ -86,7 +142,7 @@ def _members(types: list[pa.DataType]) -> pa.DataType:
     return pa.struct([(f"member{i}", kind) for i, kind in enumerate(types)])
 
 
-def _nested(kind: str, inner: pa.DataType) -> pa.DataType:
+def _nested(kind: str, inner: pa.DataType, key: pa.DataType = _SIMPLE["string"]) -> pa.DataType:
     if kind == "array":
         return pa.list_(pa.field("element", inner))
-    return pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", inner))
+    return pa.map_(pa.field("key", key, nullable=False), pa.field("value", inner))

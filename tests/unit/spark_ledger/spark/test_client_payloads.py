@@ -2,6 +2,8 @@
 
 import logging
 import pickle
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.schema.client_schemas import ClientVersion
 from spark_ledger.topic.schema.records import SchemaHead, canonical, version_of
 from spark_ledger.topic.schema.registry import CachedVersions, TopicSchema
+from spark_ledger.topic.schema.rules import nullable
 from tests.kit.client_values import block_of, json_text, record, schema_of
 
 TOPIC = SimpleNamespace(id="id-1", name=parse_topic("flights"))
@@ -57,10 +60,110 @@ def test_columns_are_those_of_the_newest_version_beside_the_typed_rows_columns()
         read_schema_of([(TOPIC, schema_with())], None, {})
 
 
-def test_schemas_of_columns_are_no_schemas_that_clients_declared():
-    typed = version_of(1, canonical(pa.schema([("at", pa.date32())])))
-    read = read_schema_of([(TOPIC, schema_with(versions=[typed], in_force=True))], None, {})
-    assert (read.columns.names, read.clients) == (["at"], {})
+DAY = date(2024, 5, 1)
+OF_COLUMNS = {
+    "flag": (pa.bool_(), True, True),
+    "tiny": (pa.int8(), 5, 5),
+    "short": (pa.int16(), 5, 5),
+    "number": (pa.int32(), 5, 5),
+    "big": (pa.int64(), 2**53 + 1, 2**53 + 1),
+    "ratio": (pa.float32(), 0.5, 0.5),
+    "exact": (pa.float64(), "-Infinity", float("-inf")),
+    "price": (pa.decimal128(9, 2), "12.50", Decimal("12.50")),
+    "text": (pa.string(), "é", "é"),
+    "data": (pa.binary(), "AHE=", b"\0q"),
+    "day": (pa.date32(), "2024-05-01", DAY),
+    "at": (
+        *(pa.timestamp("us", "UTC"), "2024-05-01T12:00:00.5+02:00"),
+        datetime(2024, 5, 1, 10, 0, 0, 500000, UTC),
+    ),
+    "local": (pa.timestamp("us"), "2024-05-01T12:00:00", datetime(2024, 5, 1, 12)),
+    "clock": (pa.time64("ns"), "12:00:00.000007000", time(12, 0, 0, 7)),
+    "lasting": (pa.duration("us"), 1_000_000, timedelta(seconds=1)),
+    "place": (
+        *(pa.struct([("day", pa.date32()), ("n", pa.int8())]), {"day": "2024-05-01"}),
+        {"day": DAY, "n": None},
+    ),
+    "days": (pa.list_(pa.date32()), ["2024-05-01", None], [DAY, None]),
+    "counts": (pa.map_(pa.string(), pa.date32()), {"x": "2024-05-01"}, [("x", DAY)]),
+    "by_day": (pa.map_(pa.date32(), pa.int8()), {"2024-05-01": 7}, [(DAY, 7)]),
+    "by_place": (
+        pa.map_(pa.struct([("day", pa.date32())]), pa.int8()),
+        [{"key": {"day": "2024-05-01"}, "value": 7}],
+        [({"day": DAY}, 7)],
+    ),
+    "no name of Avro's": (pa.int32(), 5, 5),
+}
+
+
+def columns_of_spark(number=1, **types):
+    kinds = types or {name: kind for name, (kind, _, _) in OF_COLUMNS.items()}
+    return version_of(number, canonical(pa.schema(list(kinds.items()))))
+
+
+def test_json_beside_columns_of_every_type_is_read_as_these_columns():
+    typed = columns_of_spark()
+    reader, values = payloads(schema_with(versions=[typed], in_force=True))
+    assert values.payload == nullable(typed.schema)
+    row = {name: plain for name, (_, plain, _) in OF_COLUMNS.items()}
+    expected = {name: value for name, (_, _, value) in OF_COLUMNS.items()}
+    found = reader.of(block_of([json_text(row), b"{}", None, json_text(row)]), "flights")
+    nothing = dict.fromkeys(expected)
+    assert rows_of(found, values.payload.names) == [expected, nothing, nothing, expected]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tiny": 500},
+        {"day": "yesterday"},
+        {"at": "2024-05-01T12:00:00"},
+        {"clock": "25:00"},
+        {"price": "1.555"},
+        {"data": "%"},
+        {"place": {"n": -200}},
+        {"days": ["2024-05-01", "x"]},
+        {"by_day": {"x": 7}},
+        {"by_place": [{"value": 7}]},
+    ],
+)
+def test_json_that_a_column_does_not_hold_is_a_bad_row_and_no_other_row_is(wrong):
+    reader, values = payloads(schema_with(versions=[columns_of_spark()]), bad="skip")
+    good = b'{"tiny":1,"by_day":{"2024-05-01":7}}'
+    found = reader.of(block_of([good, json_text(wrong), good]), "flights")
+    assert [row["tiny"] for row in rows_of(found, values.payload.names)] == [1, 1]
+
+
+def test_columns_and_fields_of_clients_are_read_together_in_the_wider_type():
+    inner = record(("CITY", "string"), ("floor", ["null", "int"]), name="Place")
+    declared = record(
+        ("number", "long"),
+        ("Day", "string"),
+        ("place", ["null", inner]),
+        ("places", {"type": "array", "items": inner}),
+        ("more", ["null", "string"], None),
+    )
+    place = pa.struct([("city", pa.string())])
+    types = {"number": pa.int32(), "day": pa.date32(), "place": place, "places": pa.list_(place)}
+    first, later = columns_of_spark(**types), columns_of_spark(2, **types, gate=pa.int8())
+    schema = schema_with(declared, versions=[first, later], in_force=True)
+    reader, values = payloads(schema)
+    of_client = json_text(
+        {"number": 2**40, "Day": "2024-05-01", "place": {"CITY": "Bern", "floor": 2}, "places": []}
+    )
+    of_columns = json_text({"number": 1, "day": "2024-05-01", "gate": 3})
+    found = reader.of(block_of([of_client, of_columns], [2, 1]), "flights")
+    rest = {"more": None, "gate": None}
+    assert rows_of(found, values.payload.names) == [
+        {"number": 2**40, "day": DAY, "place": {"city": "Bern", "floor": 2}, "places": []} | rest,
+        {"number": 1, "day": DAY, "place": None, "places": None} | rest | {"gate": 3},
+    ]
+    assert values.payload.field("number").type == pa.int64()
+    assert values.payload.field("gate").type == pa.int8()
+    kept = pa.schema([("gate", pa.int8()), ("day", pa.date32())])
+    reader, _ = payloads(schema, declared=kept)
+    found = reader.of(block_of([of_client, of_columns], [2, 1]), "flights")
+    assert rows_of(found, kept.names) == [{"gate": None, "day": DAY}, {"gate": 3, "day": DAY}]
 
 
 def test_messages_of_a_deleted_version_are_read_by_the_version_that_came_after_it():
