@@ -2,6 +2,7 @@
 
 import json
 from decimal import Decimal
+from pathlib import Path
 
 import _pulsar
 import pulsar
@@ -12,11 +13,14 @@ from pyspark.sql.functions import col
 
 from spark_ledger import Admin
 from spark_ledger_demo.jars import IN_SPARK, JarsMissing, Library, jars_of
+from tests.kit import pulsar_java
 from tests.kit.client_values import avro_bytes, descriptors, record
 
 SPARK_AVRO = Library(
     "spark-avro", "org.apache.spark", "spark-avro_2.13", pyspark.__version__, IN_SPARK
 )
+
+PROGRAMS = Path(__file__).parent.parent / "integration" / "pulsar"
 
 
 class Flight(Record):
@@ -281,6 +285,27 @@ def test_typed_rows_of_spark_and_values_of_clients_are_rows_of_one_read(
         {"number": 7, "carrier": None, "gate": "x"},
         {"number": 1, "carrier": "AA", "gate": None},
     ]
+
+
+def test_keys_and_values_of_javas_client_are_two_columns_inline_and_separated(cluster, topic, read):
+    try:
+        jars_of(pulsar_java.CLIENT)
+    except JarsMissing as error:
+        pytest.skip(str(error))
+    names = [f"persistent://public/default/{topic}-{encoding}" for encoding in ("in", "apart")]
+    program = PROGRAMS / "Pairs.java"
+    lines = pulsar_java.run(program, cluster.broker_url, *names).splitlines()
+    assert lines == [
+        *("INLINE: 10 t1 false", "INLINE by AUTO_CONSUME: 10 t1"),
+        "INLINE by another key: refused",
+        *("SEPARATED: 10 t1 true", "SEPARATED by AUTO_CONSUME: 10 t1"),
+        "SEPARATED by another key: refused",
+    ]
+    for name in names:
+        assert payload(read(name).collect()) == [
+            {"key": 10 * number, "value": {"number": number, "text": text}}
+            for number, text in ((1, "t1"), (2, None), (3, "t3"))
+        ]
 
 
 NAMES = {

@@ -5,9 +5,11 @@ import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.Message;
+import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.client.api.Schema;
+import org.apache.pulsar.client.api.SchemaSerializationException;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.schema.Field;
 import org.apache.pulsar.client.api.schema.GenericRecord;
@@ -51,6 +53,20 @@ public class Objects {
                 GenericRecord whole = take(consumer).getValue();
                 say("fields", whole.getFields().stream().map(Field::getName).toList());
                 say("generic", whole.getField("id") + " " + ((GenericRecord) whole.getField("place")).getField("city"));
+            }
+            try (Producer<byte[]> producer = client.newProducer(Schema.AUTO_PRODUCE_BYTES()).topic(topic).create()) {
+                producer.send("{\"id\":3,\"price\":\"7.00\"}".getBytes(StandardCharsets.UTF_8));
+                try {
+                    producer.send("no object".getBytes(StandardCharsets.UTF_8));
+                    say("bytes that are no object", "taken");
+                } catch (SchemaSerializationException refused) {
+                    say("bytes that are no object", "refused");
+                }
+            }
+            try (Consumer<Reading> consumer = subscribe(client, Schema.JSON(Reading.class), topic, "pojo")) {
+                Message<Reading> third = take(consumer);
+                say("by AUTO_PRODUCE", third.getValue().id + " " + third.getValue().price);
+                say("its version", Base64.getEncoder().encodeToString(third.getSchemaVersion()));
             }
             try {
                 subscribe(client, Schema.JSON(Wrong.class), topic, "wrong");

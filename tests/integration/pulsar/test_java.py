@@ -122,6 +122,9 @@ def test_typed_rows_are_objects_to_java_also_without_a_class_for_them(jars, clus
         "version": "AAAAAAAAAAA=",
         "fields": listed(columns),
         "generic": "1 Bern",
+        "bytes that are no object": "refused",
+        "by AUTO_PRODUCE": "3 7.00",
+        "its version": "AAAAAAAAAAA=",
         "a wrong type": "refused",
     }
 
