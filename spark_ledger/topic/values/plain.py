@@ -23,6 +23,8 @@ _FLOATS = {"float": struct.Struct("<f"), "double": struct.Struct("<d")}
 _EXACT = Context(prec=100, traps=[Inexact, InvalidOperation])
 _VARINT_BITS_MAX = 63
 _ITEMS_WITHOUT_BYTES_MAX = 16
+_WHOLE_ENDS = {"int": INT_END, "long": LONG_END}
+_DECODER = json.JSONDecoder(parse_float=Decimal)  # json.loads would make a decoder for each value
 
 
 class BadValue(ValueError):
@@ -144,7 +146,7 @@ def _member(union: ValueShape, branch: ValueShape, index: int, value: Any) -> An
 def read_json(data: bytes, shape: ValueShape) -> Any:
     """Raises BadValue."""
     try:
-        value = json.loads(data.decode(), parse_float=Decimal)
+        value = _DECODER.decode(data.decode())
     except (ValueError, RecursionError, InvalidOperation) as error:
         raise BadValue(f"no JSON: {error}") from None
     return _of_json(shape, value)
@@ -156,6 +158,9 @@ def _of_json(shape: ValueShape, value: Any) -> Any:
         return _union_of_json(shape, value)
     if value is None:  # a client may leave out what is null, whatever its schema
         return None
+    end = _WHOLE_ENDS.get(kind, 0)
+    if type(value) is int and -end <= value < end:
+        return value
     if shape.logical == "decimal":
         return _decimal(shape, value)
     if kind == "record" and isinstance(value, dict):
@@ -173,9 +178,6 @@ def _of_json(shape: ValueShape, value: Any) -> Any:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if kind == "enum" and is_number:
         return str(value)
-    end = {"int": INT_END, "long": LONG_END}.get(kind, 0)
-    if is_number and -end <= value < end:
-        return value
     if kind in _FLOATS and (is_number or isinstance(value, float | Decimal)):
         return _float(value)
     if kind in _FLOATS and value in ("NaN", "Infinity", "-Infinity"):

@@ -29,7 +29,7 @@ from spark_ledger.topic.schema.client_schemas import ClientVersion
 from spark_ledger.topic.schema.rules import nullable, union
 from spark_ledger.topic.schema.shapes import Field, ValueShape
 from spark_ledger.topic.values.avro_columns import AvroColumns, Flags, is_text, spread
-from spark_ledger.topic.values.json_columns import read_usual
+from spark_ledger.topic.values.json_columns import read_together
 from spark_ledger.topic.values.plain import BadValue, read_avro, read_json
 from spark_ledger.topic.values.resolution import Rows, Unresolvable, resolve_fields, source_of
 from spark_ledger.topic.values.types import beside_columns, raw_type, shape_of_columns
@@ -257,9 +257,9 @@ def _raw_columns(
 def _of_json(part: ValuePart, values: pa.Array, fields: Fields, reasons: Reasons) -> Columns:
     columns = Columns()
     if not part.column:
-        columns = read_usual(values, fields)
+        columns = read_together(values, fields)
     elif part.shape.kind == "record":
-        inner = read_usual(values, part.shape.fields)
+        inner = read_together(values, part.shape.fields)
         if len(inner) == len(part.shape.fields):
             kind = raw_type(part.shape, of_json=True)
             struct = pa.Array.from_buffers(kind, len(values), [None], children=[*inner.values()])

@@ -152,20 +152,24 @@ def _list(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) 
     first, last = int(offsets[0]), int(offsets[-1])
     items, of_items = items.slice(first, last - first), rows.of_items(column)
     resolved = resolve(items, writer.inner[0], reader.inner[0], of_items)
+    places = offsets.astype(np.int64) - first
     if pa.types.is_map(kind):
         if is_map:
             keys = column.keys.slice(first, last - first)
             pairs = [_cast(keys, kind.key_type, of_items), resolved]
         else:
             pairs = resolved.flatten()
-        of_items.mark(as_numpy(pairs[0].is_null()))
-        resolved = _struct(
-            pairs, pa.struct([kind.key_field, kind.item_field]), np.ones(len(resolved), np.bool_)
-        )
+        has_key = as_numpy(pairs[0].is_valid())
+        if not bool(has_key.all()):  # Arrow ends the process at a map whose key is null
+            of_items.mark(~has_key)
+            pairs = [part.filter(of_numpy(has_key)) for part in pairs]
+            places = np.concatenate([[0], np.cumsum(has_key)])[places]
+        every = np.ones(len(pairs[0]), dtype=np.bool_)
+        resolved = _struct(pairs, pa.struct([kind.key_field, kind.item_field]), every)
     valid = as_numpy(column.is_valid())
     bits = None if bool(valid.all()) else bits_of(valid)
-    places = pa.py_buffer(np.ascontiguousarray(offsets - first))
-    return pa.Array.from_buffers(kind, len(column), [bits, places], children=[resolved])
+    buffers = [bits, pa.py_buffer(places.astype(np.int32))]
+    return pa.Array.from_buffers(kind, len(column), buffers, children=[resolved])
 
 
 def _from_union(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) -> pa.Array:

@@ -96,9 +96,9 @@ OF_COLUMNS = {
 }
 
 
-def columns_of_spark(number=1, **types):
+def columns_of_spark(version=1, /, **types):
     kinds = types or {name: kind for name, (kind, _, _) in OF_COLUMNS.items()}
-    return version_of(number, canonical(pa.schema(list(kinds.items()))))
+    return version_of(version, canonical(pa.schema(list(kinds.items()))))
 
 
 def test_json_beside_columns_of_every_type_is_read_as_these_columns():

@@ -11,6 +11,7 @@ from decimal import Decimal
 import avro.errors
 import avro.io
 import avro.schema
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -191,6 +192,53 @@ def test_json_parsed_together_is_json_parsed_one_by_one(plain_and_values, indent
     if all(json_columns.is_usual(field.shape) for field in shape.fields):
         expected = [as_column(plain, value) for value in values]
         assert _without_float_width(together) == _without_float_width(expected)
+
+
+MAPS = record(
+    ("m", {"type": "map", "values": "int"}),
+    ("n", ["null", {"type": "map", "values": {"type": "map", "values": "bytes"}}]),
+    ("o", {"type": "map", "values": record(("m", "string"), name="O")}),
+    ("s", "string"),
+    ("b", ["null", "bytes"]),
+)
+ODD_MAPS = [
+    b'{"m":{"a":1,"b":null},"n":{"x":{"y":"eA==","z":null},"w":null},"o":{"p":{"m":"q"}}}',
+    b'{"m":{},"s":"{\\"m\\":{\\"a\\":1}}\\\\","n":{"x":{}}}',
+    b'{ "s" : "}" , "m" : { "a\\"b" : 2 , "" : 3 } , "n" : null , "b" : "eA==" }',
+    b'{"x":{"m":{"a":5}},"o":{"m":{"m":"m:,"}},"y":[{"m":{"a":6}}]}',
+    b"{}",
+    b'{"mm":{"a":1},"m":{"\\u00e9":1}}',
+]
+
+
+@pytest.mark.parametrize(
+    "odd", [None, b'{"\\u006d":{"a":7}}', b'{"m":{"a":1,"a":2}}', b'{"m":{},"m":{"a":1}}']
+)
+def test_maps_of_json_parsed_together_are_those_parsed_one_by_one(odd):
+    reader = reader_of(schema_of("JSON", MAPS))
+    text = ODD_MAPS * 3 + ([odd] if odd else [])
+    fields = reader.record.fields
+    together = json_columns.read_together(pa.array(text), fields)
+    assert sorted(together) == ([] if odd else ["b", "m", "n", "o", "s"])
+    rows, one_by_one = rows_of(reader, text), rows_of(reader, [*text, b"no JSON"])
+    assert rows == one_by_one[:-1]
+    assert rows[0] == {
+        "m": [("a", 1), ("b", None)],
+        "n": [("x", [("y", b"x"), ("z", None)]), ("w", None)],
+        "o": [("p", {"m": "q"})],
+        "s": None,
+        "b": None,
+    }
+    assert rows[3]["m"] is None and rows[2]["m"] == [('a"b', 2), ("", 3)]
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"m":[]}', b'{"m":5}', b'{"m":"{}"}', b'{"m":{"a":"x"}}', b'{"b":"%"}']
+)
+def test_what_is_no_map_is_a_bad_row_and_the_maps_of_other_rows_are_read(odd):
+    rows = rows_of(reader_of(schema_of("JSON", MAPS)), [b'{"m":{"a":1}}', odd, b'{"m":{"a":1}}'])
+    assert rows[1] is None
+    assert rows[0] == rows[2] and rows[0]["m"] == [("a", 1)]
 
 
 def _for_json(plain, value):
