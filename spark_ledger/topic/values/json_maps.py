@@ -93,7 +93,8 @@ class JsonMarks:
         is_long = ends - begins == len(name)
         colons, begins = colons[is_long], begins[is_long]
         letters = self._data[begins[:, None] + np.arange(len(name))]
-        return colons[(letters == np.frombuffer(name, dtype=np.uint8)).all(axis=1)]
+        fields: Places = colons[(letters == np.frombuffer(name, dtype=np.uint8)).all(axis=1)]
+        return fields
 
     def _at(self, depth: int, kinds: bytes) -> Places:
         is_kind = np.zeros(256, dtype=np.bool_)
@@ -118,4 +119,5 @@ def _escaped(backslashes: Places, size: int) -> Places:
     """The places behind runs of backslashes of an odd length."""
     begins = backslashes[np.diff(backslashes, prepend=-2) > 1]
     ends = backslashes[np.diff(backslashes, append=size + 1) > 1] + 1
-    return ends[(ends - begins) % 2 == 1]
+    escaped: Places = ends[(ends - begins) % 2 == 1]
+    return escaped

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_ledger.topic.schema.column_schemas import kind_of
 from spark_ledger.topic.schema.rules import widens
-from spark_ledger.topic.schema.shapes import Field, ValueShape
+from spark_ledger.topic.schema.shapes import NO_DEFAULT, Field, ValueShape
 
 _SIMPLE = {
     "null": pa.null(),
@@ -115,12 +115,12 @@ def beside_columns(columns: ValueShape, shape: ValueShape) -> ValueShape:
 
 
 def _joined_fields(columns: Sequence[Field], fields: Sequence[Field]) -> Iterable[Field]:
-    """Names of columns count without regard to case."""
+    """Names of columns count without regard to case. What Spark's rows lack is null in them."""
     by_name = {column.name.lower(): column for column in columns}
     for field in fields:
         column = by_name.pop(field.name.lower(), None)
         if column is None:
-            yield field
+            yield replace(field, default=None) if field.default is NO_DEFAULT else field
         else:
             aliases = (field.name, *field.aliases)
             yield replace(column, shape=beside_columns(column.shape, field.shape), aliases=aliases)

@@ -140,7 +140,7 @@ def test_columns_and_fields_of_clients_are_read_together_in_the_wider_type():
         ("number", "long"),
         ("Day", "string"),
         ("place", ["null", inner]),
-        ("places", {"type": "array", "items": inner}),
+        ("places", {"type": "array", "items": "Place"}),
         ("more", ["null", "string"], None),
     )
     place = pa.struct([("city", pa.string())])
