@@ -18,8 +18,8 @@ class Clocks:
 
     store = None
 
-    def __init__(self, *answers_ms):
-        self.now_ms = 1_000_000
+    def __init__(self, *answers_ms, off_ms=OFF_MS):
+        self.now_ms, self.off_ms = 1_000_000, off_ms
         self.answers_ms = [*answers_ms]
 
     def time_ns(self):
@@ -32,7 +32,7 @@ class Clocks:
         if back_ms == NEVER:
             raise StoreUnavailable("no answer")
         self.now_ms += there_ms
-        told_ms = self.now_ms + OFF_MS
+        told_ms = self.now_ms + self.off_ms
         self.now_ms += back_ms
         return told_ms
 
@@ -62,6 +62,19 @@ def test_of_answers_that_are_all_slow_the_fastest_counts(measured):
     answers_ms = [(100, 400)] * CLOCK_TRIES
     answers_ms[1] = (50, 10)
     assert measured(*answers_ms) == (20, 0)
+
+
+@pytest.mark.parametrize(
+    ("off_ms", "wrong_ms"),
+    [(0, 0), (8, -8), (-30, 30), (9, -9), (10, 11), (-32, 11)],
+)
+def test_clocks_that_no_answer_shows_to_differ_count_as_equal(monkeypatch, off_ms, wrong_ms):
+    answers_ms = [(30, 8), (50, 20), (50, 20), (40, 40), (70, 90)]
+    clocks, clock = Clocks(*answers_ms, off_ms=off_ms), StoreClock()
+    monkeypatch.setattr(store_contact, "store_now_ms", clocks.store_now_ms)
+    monkeypatch.setattr(store_contact, "time", clocks)
+    asyncio.run(clock.measure(clocks))
+    assert clock.now_ms() - (clocks.now_ms + off_ms) == wrong_ms
 
 
 def test_an_answer_counts_where_the_next_does_not_come(measured):
