@@ -1,6 +1,7 @@
 """Verbs on the schemas of a topic that Pulsar's clients declare."""
 
 import re
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -9,18 +10,22 @@ from spark_ledger import errors
 from spark_ledger.broker import schemas
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
+from spark_ledger.metadata.store_calls import call_each
+from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import client_schemas
 from spark_ledger.topic.schema.client_rules import producer_misfit
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
 
+VERSIONS_AT_ONCE = 32
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 async def latest(call: Call) -> Any:
-    declared = await _versions(call)
+    info = await call.existing_topic()
+    declared = (await call.client.schemas.of(info)).client_versions
     if not declared:
         raise HttpRefusal(HTTPStatus.NOT_FOUND, f"topic {call.name.topic} has no schema for Pulsar")
-    return _to_json(declared[-1])
+    return await _to_json(call, info, declared[-1])
 
 
 async def version(call: Call) -> Any:
@@ -33,11 +38,14 @@ async def version(call: Call) -> Any:
         raise HttpRefusal(
             HTTPStatus.NOT_FOUND, f"the topic has no version {number!r} of its schema"
         )
-    return _to_json(declared)
+    return await _to_json(call, info, declared)
 
 
 async def versions(call: Call) -> Any:
-    return {"getSchemaResponses": [_to_json(declared) for declared in await _versions(call)]}
+    info = await call.existing_topic()
+    declared = (await call.client.schemas.of(info)).client_versions
+    shown = await call_each(partial(_to_json, call, info), declared, VERSIONS_AT_ONCE)
+    return {"getSchemaResponses": shown}
 
 
 async def register(call: Call) -> Any:
@@ -103,12 +111,12 @@ async def _schema_in_body(call: Call) -> ClientSchema:
     return schema
 
 
-def _to_json(declared: ClientVersion) -> dict[str, Any]:
+async def _to_json(call: Call, info: TopicInfo, declared: ClientVersion) -> dict[str, Any]:
     schema = declared.schema
     return {
         "version": declared.number,
         "type": schema.kind.name,
-        "timestamp": 0,
+        "timestamp": await call.client.schemas.registered_ms(info, declared.number),
         "data": schema.data.decode(errors="replace"),
         "properties": dict(schema.properties),
     }

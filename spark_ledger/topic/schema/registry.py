@@ -272,6 +272,16 @@ class SchemaRegistry:
             return cached
         return (await self.of(topic)).client_version(number)
 
+    async def registered_ms(self, topic: TopicInfo, number: int) -> int:
+        """When the version with this number of the clients was registered, by the store's clock; 0:
+        it is not known. The schema was read before."""
+        has_text = self._cached(topic.id).head.has_text
+        own = number if has_text else number + 1
+        path = paths.topic_schema(topic.id, own) if own else paths.topic_schema(topic.id)
+        with unavailable_while(f"reading the schema of topic '{topic.name}'"):
+            node = await look_up(self._store, path)
+        return 0 if node is None else node.created_ms
+
     async def delete_for_clients(self, topic: TopicInfo, *, erase: bool) -> int | None:
         """Take the schema away: no version counts for clients any more, and the topic takes bytes.
         Messages keep their versions, which are given to clients, unless `erase` is set. Numbers go

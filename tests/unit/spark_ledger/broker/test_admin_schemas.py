@@ -1,5 +1,6 @@
 """The admin API's verbs on schemas, and the policies by which schemas are compared."""
 
+import asyncio
 import json
 
 import pytest
@@ -42,6 +43,24 @@ def test_a_schema_that_is_registered_is_returned_by_its_version():
         assert (await ask("POST", f"{S}/version", schema(A, B)))[0] == 404
         answer = await ask("POST", f"{S}/compatibility", schema(A, B))
         assert answer[1]["compatibility"] is False
+
+    at_a_broker(act)
+
+
+@pytest.mark.parametrize("first", [schema(A), {"type": "STRING", "schema": ""}])
+def test_a_schema_is_shown_with_the_time_at_which_it_was_registered(first):
+    async def act(ask, broker, stage):
+        assert (await ask("POST", f"{S}/schema", first))[0] == 200
+        await asyncio.sleep(10)
+        await stage.client.topics.change_policies(
+            "t", {"schema_compatibility": "always_compatible"}
+        )
+        assert (await ask("POST", f"{S}/schema", schema(A, B)))[0] == 200
+        _, shown = await ask("GET", f"{S}/schemas")
+        times_ms = [each["timestamp"] for each in shown["getSchemaResponses"]]
+        assert times_ms[0] > 1_600_000_000_000 and 10_000 <= times_ms[1] - times_ms[0] < 11_000
+        assert (await ask("GET", f"{S}/schema"))[1]["timestamp"] == times_ms[1]
+        assert (await ask("GET", f"{S}/schema/0"))[1]["timestamp"] == times_ms[0]
 
     at_a_broker(act)
 
