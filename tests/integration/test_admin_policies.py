@@ -1,6 +1,8 @@
 """Policies set by the admin API are enforced on clients: Pulsar's own client meets each of them."""
 
+import time
 import uuid
+from datetime import timedelta
 
 import pulsar
 import pytest
@@ -147,3 +149,78 @@ def test_without_retention_rows_go_that_every_subscription_has_passed(
     keeps = {"retentionTimeInMinutes": 600, "retentionSizeInMB": -1}
     assert ask(cluster.admin_url, "POST", path, keeps) == (204, None)
     assert trimmed() == 0
+
+
+# -- rates and delays ------------------------------------------------------------------------------
+
+
+def seconds_of(act):
+    began_s = time.monotonic()
+    act()
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("kind", [SHARED, pulsar.ConsumerType.Exclusive])
+@pytest.mark.parametrize("policy", ["dispatchRate", "subscriptionDispatchRate"])
+def test_consumers_get_messages_at_the_rate_of_the_policy(cluster, client, name, policy, kind):
+    producer = client.create_producer(name, batching_enabled=False)
+    for _ in range(30):
+        producer.send_async(b"x", lambda *_: None)
+    producer.flush()
+    rate = {"dispatchThrottlingRateInMsg": 10, "ratePeriodInSecond": 1}
+    path = f"persistent/public/default/{name}/{policy}"
+    assert ask(cluster.admin_url, "POST", path, rate) == (204, None)
+
+    def receive_all(subscription):
+        consumer = client.subscribe(name, subscription, kind, initial_position=EARLIEST)
+        for _ in range(30):
+            consumer.receive(TIMEOUT_MS)
+        consumer.close()
+
+    assert seconds_of(lambda: receive_all("a")) > 1.8  # ten at once, ten a second
+    assert ask(cluster.admin_url, "DELETE", path) == (204, None)
+    assert seconds_of(lambda: receive_all("b")) < 1.8
+
+
+def test_producers_send_at_the_rate_of_the_policy(cluster, client, name):
+    def send_all():
+        producer = client.create_producer(name, batching_enabled=False)
+        for _ in range(30):
+            producer.send(b"x")
+        producer.close()
+
+    send_all()
+    path = f"persistent/public/default/{name}/publishRate"
+    assert ask(cluster.admin_url, "POST", path, {"publishThrottlingRateInMsg": 10}) == (204, None)
+    assert seconds_of(send_all) > 1.8
+    assert ask(cluster.admin_url, "DELETE", path) == (204, None)
+    assert seconds_of(send_all) < 1.8
+
+
+def test_a_consumer_subscribes_as_often_as_the_policy_says(cluster, client, name):
+    path = f"persistent/public/default/{name}/subscribeRate"
+    client.create_producer(name).close()
+    rate = {"subscribeThrottlingRatePerConsumer": 1, "ratePeriodInSecond": 3600}
+    assert ask(cluster.admin_url, "POST", path, rate) == (204, None)
+
+    def subscribe(consumer):
+        with connected(cluster.broker_url) as other:  # consumer ids begin again
+            other.subscribe(name, "s", SHARED, consumer_name=consumer)
+
+    subscribe("a")
+    assert outcome(lambda: subscribe("a")) == "NotAllowedError"
+    subscribe("b")
+    assert ask(cluster.admin_url, "DELETE", path) == (204, None)
+    subscribe("a")
+
+
+def test_delays_are_as_long_as_the_policy_says(cluster, client, name):
+    path = f"persistent/public/default/{name}/delayedDelivery"
+    client.create_producer(name).close()
+    delays = {"active": False, "tickTime": 1000, "maxDeliveryDelayInMillis": 60_000}
+    assert ask(cluster.admin_url, "POST", path, delays) == (204, None)
+    producer, consumer = client.create_producer(name), client.subscribe(name, "s", SHARED)
+    hour, minute = (timedelta(milliseconds=ms) for ms in (HOUR_MS, 60_000))
+    assert outcome(lambda: producer.send(b"x", deliver_after=hour)) == "ChecksumError"
+    producer.send(b"x", deliver_after=minute)
+    assert consumer.receive(TIMEOUT_MS).data() == b"x"

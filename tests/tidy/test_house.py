@@ -44,7 +44,7 @@ FLOORS = {
         bookies
         metadata
         config
-        errors http metrics net units
+        errors http metrics net rates units
         async_tasks
     """,
     "spark_ledger.topic": """
@@ -189,7 +189,7 @@ def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind():
 
 
 def test_the_storage_node_knows_of_the_client_only_metadata_and_ground_rooms():
-    ground = ("async_tasks", "errors", "metrics", "net", "units")
+    ground = ("async_tasks", "errors", "metrics", "net", "rates", "units")
     allowed = ("spark_ledger.metadata", *(f"spark_ledger.{room}" for room in ground))
     found = [
         f"{source.path}:{line} imports {module}"

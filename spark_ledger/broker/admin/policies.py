@@ -7,12 +7,24 @@ has the value that Pulsar uses for "not set": then there is nothing to enforce. 
 everything.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.admin.policy_shapes import (
+    DELAYS,
+    INT_MAX,
+    LONG_MAX,
+    NO_LIMIT,
+    PulsarPolicy,
+    Values,
+    checked_bool,
+    checked_object,
+    rate,
+    refused,
+    whole_number,
+    wrong_shape,
+)
 from spark_ledger.topic.log.policies import (
     ACKNOWLEDGED,
     INHERIT,
@@ -22,9 +34,6 @@ from spark_ledger.topic.log.policies import (
     NamespacePolicies,
     TopicPolicies,
 )
-
-Values = Mapping[str, Any]
-"""Values of policies by name (topic/log/policies.py); a policy that is not set is left out."""
 
 ANONYMOUS = "anonymous"
 UNSET: Mapping[str, tuple[Any, ...]] = {
@@ -47,67 +56,14 @@ ON_BACKLOG = {
 STORAGE, AGE = "destination_storage", "message_age"
 QUOTAS = {STORAGE: "backlog_bytes_max", AGE: "backlog_ms_max"}
 """The policy that has the limit of each type of quota."""
-NO_LIMIT = -1
 UNDEFINED = "undefined"
 NO_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 MINUTE_MS, MIB = 60_000, 1 << 20
-INT_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
 RATE_MIN = 1.0
 """Brokers write positions once a second, at most: a higher limit is kept whatever its value."""
+ENTRIES_READ_MIN = 100
+"""A segment is sealed after so many entries at the earliest: a seal is a commit."""
 DEFAULTS = TopicPolicies()
-
-
-@dataclass(frozen=True, slots=True)
-class PulsarPolicy:
-    """A policy of Pulsar's, and how it is set.
-
-    `namespace` and `topic`: the last part of its path below a namespace and below a topic; "": it
-    is not set there. `ours`: the policies here that it consists of. `take` makes their values from
-    Pulsar's JSON, and raises HttpRefusal. `show` makes Pulsar's JSON from the values that are set;
-    None: the policy is not set. `record` is the name in the object of all policies of a namespace.
-    A namespace without the policy shows `unset`. `verbs` are those below a namespace; below a topic
-    there is always a DELETE."""
-
-    namespace: str
-    topic: str
-    ours: tuple[str, ...]
-    take: Callable[[Any], dict[str, Any]]
-    show: Callable[[Values], Any]
-    record: str
-    unset: Any = None
-    verbs: tuple[str, ...] = ("GET", "POST", "DELETE")
-
-    def of_namespace(self, values: Values) -> Any:
-        shown = self.show(values)
-        return self.unset if shown is None else shown
-
-
-def refused(status: HTTPStatus, reason: str) -> HttpRefusal:
-    return HttpRefusal(status, reason)
-
-
-def wrong_shape(reason: str) -> HttpRefusal:
-    return HttpRefusal(HTTPStatus.BAD_REQUEST, reason)
-
-
-def checked_object(plain: Any) -> dict[str, Any]:
-    if not isinstance(plain, dict):
-        raise wrong_shape(f"an object is needed, not {plain!r}")
-    return plain
-
-
-def checked_bool(value: Any) -> bool:
-    """Raises HttpRefusal."""
-    if not isinstance(value, bool):
-        raise wrong_shape(f"true or false is needed, not {value!r}")
-    return value
-
-
-def whole_number(value: Any, name: str) -> int:
-    """Raises HttpRefusal."""
-    if type(value) is not int or not -INT_MAX <= value <= INT_MAX:
-        raise wrong_shape(f"{name} is a whole number, not {value!r}")
-    return value
 
 
 # -- switches and numbers --------------------------------------------------------------------------
@@ -124,14 +80,25 @@ def _switch(ours: str, namespace: str, topic: str, record: str, **fields: Any) -
 
 
 def _limit(
-    ours: str, namespace: str, topic: str, record: str, *, none: Any = None, unset: Any = None
+    ours: str,
+    namespace: str,
+    topic: str,
+    record: str,
+    *,
+    none: Any = None,
+    unset: Any = None,
+    least: int = 1,
 ) -> PulsarPolicy:
-    """A number from 0 on; `none` is the value here for 0, which means no limit."""
+    """A number from 0 on; `none` is the value here for 0, which means no limit. A number below
+    `least` is not implemented."""
 
     def take(plain: Any) -> dict[str, Any]:
         number = whole_number(plain, namespace)
         if number < 0:
             raise refused(HTTPStatus.PRECONDITION_FAILED, f"{namespace} must be 0 or more")
+        if 0 < number < least:
+            reason = f"a {namespace} of {number} is refused: give {least} or more, or 0"
+            raise refused(HTTPStatus.NOT_IMPLEMENTED, reason)
         return {ours: number or none}
 
     def show(values: Values) -> Any:
@@ -226,21 +193,32 @@ def _show_persistence(values: Values) -> Any:
     return {**dict(zip(_PERSISTENCE, sizes, strict=True)), _MARK_RATE: 0.0}
 
 
+_PARTITIONS = "defaultNumPartitions"
+
+
 def _take_creation(plain: Any) -> dict[str, Any]:
-    checked_object(plain)
-    changes: dict[str, Any] = {"auto_create": checked_bool(plain.get("allowAutoTopicCreation"))}
-    kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
-    if kind == "partitioned":
-        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
-            raise refused(
-                HTTPStatus.NOT_ACCEPTABLE, f"defaultNumPartitions must not be {partitions!r}"
-            )
-        changes["auto_create_partitions"] = partitions
-    elif kind in ("non-partitioned", None):
-        changes["auto_create_partitions"] = 0
-    else:
-        raise refused(HTTPStatus.NOT_ACCEPTABLE, f"there is no topicType {kind!r}")
-    return changes
+    """Programs compare the words of a refusal."""
+    creates = checked_bool(checked_object(plain).get("allowAutoTopicCreation"))
+    kind, partitions = plain.get("topicType") or "non-partitioned", plain.get(_PARTITIONS)
+    fault = None
+    if kind not in ("partitioned", "non-partitioned"):
+        fault = f"Unknown topic type [{kind}]"[:200]
+    elif kind == "non-partitioned":
+        if partitions is not None:
+            fault = f"[{_PARTITIONS}] is not allowed to be set when the type is non-partition."
+    elif partitions is None:
+        fault = f"[{_PARTITIONS}] cannot be null when the type is partitioned."
+    elif type(partitions) is not int or partitions < 1:
+        fault = f"[{_PARTITIONS}] cannot be less than 1 for partition type."
+    elif partitions > PARTITIONS_MAX:
+        fault = f"[{_PARTITIONS}] cannot be larger than {PARTITIONS_MAX}."
+    if fault is not None and creates:
+        raise refused(
+            HTTPStatus.NOT_ACCEPTABLE,
+            f"Invalid configuration for autoTopicCreationOverride. the detail is {fault}",
+        )
+    is_partitioned = fault is None and kind == "partitioned"
+    return {"auto_create": creates, "auto_create_partitions": partitions if is_partitioned else 0}
 
 
 def _show_creation(values: Values) -> Any:
@@ -250,7 +228,7 @@ def _show_creation(values: Values) -> Any:
     return {
         "allowAutoTopicCreation": creates is not False,
         "topicType": "partitioned" if partitions else "non-partitioned",
-        "defaultNumPartitions": partitions or None,
+        _PARTITIONS: partitions or None,
     }
 
 
@@ -365,14 +343,24 @@ POLICIES = (
         none=0,
     ),
     _limit("topics_max", "maxTopicsPerNamespace", "", "max_topics_per_namespace", unset=0),
+    DELAYS,
+    _limit(
+        "deduplication_entries_max",
+        "deduplicationSnapshotInterval",
+        "deduplicationSnapshotInterval",
+        "deduplicationSnapshotIntervalSeconds",
+        least=ENTRIES_READ_MIN,
+    ),
+    rate("publish_rate", "publishRate", "publishMaxMessageRate"),
+    rate("dispatch_rate", "dispatchRate", "topicDispatchRate"),
+    rate("subscription_dispatch_rate", "subscriptionDispatchRate", "subscriptionDispatchRate"),
+    rate("subscribe_rate", "subscribeRate", "clusterSubscribeRate"),
 )
 """Every policy that is taken, except quotas, which a query parameter divides in two."""
 
 NOT_IMPLEMENTED: Mapping[str, Any] = {
-    **dict.fromkeys(("compactionThreshold", "inactiveTopicPolicies", "delayedDelivery")),
-    **dict.fromkeys(("publishRate", "dispatchRate", "subscriptionDispatchRate")),
-    **dict.fromkeys(("subscribeRate", "replicatorDispatchRate", "offloadPolicies")),
-    **dict.fromkeys(("deduplicationSnapshotInterval", "entryFilters")),
+    **dict.fromkeys(("compactionThreshold", "inactiveTopicPolicies", "replicatorDispatchRate")),
+    **dict.fromkeys(("offloadPolicies", "entryFilters")),
 }
 """Policies of namespaces and topics that cannot be set here, with the value that a policy has which
 is not set."""
@@ -456,6 +444,9 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
         if value is None or value == {} or value == [] or name == "bundles":
             continue  # a namespace is not divided into bundles: each partition has its owner
         if name in taken:
+            if taken[name].by_cluster:
+                check_clusters(list(checked_object(value)), cluster)
+                value = value[cluster]
             changes |= taken[name].take(value)
         elif name == "replication_clusters":
             check_clusters(value, cluster)
@@ -492,8 +483,15 @@ def to_pulsar(values: Values, cluster: str) -> dict[str, Any]:
         "encryption_required": False,
         "subscription_auth_mode": "None",
         "properties": values.get("properties") or {},
-        **{policy.record: policy.of_namespace(values) for policy in POLICIES},
+        **{policy.record: _recorded(policy, values, cluster) for policy in POLICIES},
     }
+
+
+def _recorded(policy: PulsarPolicy, values: Values, cluster: str) -> Any:
+    shown = policy.of_namespace(values)
+    if policy.by_cluster:
+        return {} if shown is None else {cluster: shown}
+    return shown
 
 
 def check_clusters(clusters: Any, cluster: str) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
+from spark_ledger import errors
 from spark_ledger.broker.admin import policies
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.policies import (
@@ -18,8 +19,11 @@ from spark_ledger.broker.admin.policies import (
     NOT_IMPLEMENTED_OF_TOPICS,
     POLICIES,
     STORAGE,
+)
+from spark_ledger.broker.admin.policy_shapes import (
     PulsarPolicy,
     Values,
+    checked_object,
     refused,
     wrong_shape,
 )
@@ -58,9 +62,19 @@ class Level(Protocol):
         """The JSON for the policy."""
 
 
+async def _check_namespace(call: Call) -> None:
+    """Raises HttpRefusal in Pulsar's words: programs compare them."""
+    try:
+        await call.namespaces.check(call.namespace)
+    except errors.NamespaceNotFound as error:
+        has_tenant = call.tenant in await call.namespaces.tenants()
+        what = "Namespace" if has_tenant else "Tenant"
+        raise refused(HTTPStatus.NOT_FOUND, f"{what} does not exist") from error
+
+
 class _Namespaces:
     async def values(self, call: Call) -> Values:
-        await call.namespaces.check(call.namespace)
+        await _check_namespace(call)
         stored = await call.client.topics.namespace(call.namespace) or NamespacePolicies()
         own = {name: getattr(stored, name) for name in NAMESPACE_NAMES}
         return {
@@ -71,7 +85,7 @@ class _Namespaces:
     present = values
 
     async def change(self, call: Call, changes: Values) -> None:
-        await call.namespaces.check(call.namespace)
+        await _check_namespace(call)
         if changes.get("retention") == ACKNOWLEDGED:
             raise refused(
                 HTTPStatus.NOT_IMPLEMENTED,
@@ -227,7 +241,7 @@ async def properties(call: Call) -> Any:
 
 async def put_properties(call: Call) -> None:
     """Add the given properties to the present properties."""
-    given = policies.checked_object(call.json())
+    given = checked_object(call.json())
     if not all(isinstance(value, str) for value in given.values()):
         raise wrong_shape("properties are texts by their names")
     present = await properties(call)

@@ -129,7 +129,7 @@ class ActiveDispatcher(Dispatcher):
                 return False
             rewinds = self._rewinds
             self._pass_over(self.partition.start)
-            self._read_at = self.position  # for the log of a failure
+            self._reads.at = self.position  # for the log of a failure
             batches = await self._read(self.position, lossy)
             if rewinds == self._rewinds:
                 await self._send_all(consumer, batches, lossy)
@@ -155,6 +155,8 @@ class ActiveDispatcher(Dispatcher):
                 return False
             self._note_pause(ACKNOWLEDGED, self.acks.memory.budget.bytes)
             await self._wait_for_rewind(MEMORY_WAIT_S)
+        while (wait_s := self.throttle_s()) and consumer is self.active:
+            await self._wait_for_rewind(wait_s)
         self._note_pause("")
         await consumer.link.room()
         return consumer is self.active
@@ -167,7 +169,7 @@ class ActiveDispatcher(Dispatcher):
             await consumer.link.room()
             if not count % STEP_BATCHES_MAX:
                 await asyncio.sleep(0)
-            if consumer.permits <= 0 or rewinds != self._rewinds:
+            if consumer.permits <= 0 or rewinds != self._rewinds or self.throttle_s():
                 return
             if batch.end <= self.position:
                 continue
@@ -191,8 +193,9 @@ class ActiveDispatcher(Dispatcher):
                 acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
                 frame = consumer.messages.command(batch.offset, acks)
                 consumer.sent.note(batch.offset, batch.messages)
-                consumer.link.send(with_batch(frame, batch.data))
-                consumer.permits -= sum(hi - lo for lo, hi in missing)
+                count = sum(hi - lo for lo, hi in missing)
+                consumer.deliver(with_batch(frame, batch.data), count)
+                consumer.permits -= count
             if rewinds != self._rewinds:
                 return
             self.position = batch.end
@@ -208,13 +211,13 @@ class ActiveDispatcher(Dispatcher):
             if rewinds != self._rewinds:
                 return False
             self.position = lo
-            if consumer.permits <= 0:
+            if consumer.permits <= 0 or self.throttle_s():
                 return False
             if consumer.takes_rows:
                 data = self._spark_batches.lone(batch, lo)
             else:
                 data = self._spark_batches.cut(batch, lo, hi - lo)
             consumer.sent.note(lo, hi - lo)
-            consumer.link.send(with_batch(consumer.messages.command(lo, ()), data))
+            consumer.deliver(with_batch(consumer.messages.command(lo, ()), data), hi - lo)
             consumer.permits -= hi - lo
         return True

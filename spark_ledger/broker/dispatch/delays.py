@@ -294,6 +294,8 @@ class HeldMessages:
         self.due = BitMap64()
         self.index = index
         self._earliest_ms = earliest_ms
+        self.is_on = True
+        """Whether messages are delayed; without, those that are held already stay so."""
         self._last_ms = 0
         self._next_ms: int | None = None
         """No message of `rows` is due before this time; None: the time is not known."""
@@ -328,7 +330,7 @@ class HeldMessages:
     def holds(self, batch: Stored) -> bool:
         """Whether the batch is a message that is not due. Then the subscription holds it from now
         on."""
-        due_ms = deliver_at_ms(batch)
+        due_ms = deliver_at_ms(batch) if self.is_on else 0
         if due_ms <= 0:
             return False
         now_ms = self.now_ms
@@ -343,7 +345,7 @@ class HeldMessages:
         """The end of the run of messages from `offset` on that need not be read: each is `acked`,
         or the index shows that it is not due, and the subscription holds it from now on. The run
         ends at the next multiple of WINDOW_ROWS at the latest."""
-        if not len(self.index):
+        if not len(self.index) or not self.is_on:
             return offset
         now_ms, window_end = self.now_ms, (offset // WINDOW_ROWS + 1) * WINDOW_ROWS
         held = self.index.held_in(offset, window_end, now_ms)

@@ -15,6 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
@@ -31,6 +32,7 @@ from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.broker.wire.sends import Messages
+from spark_ledger.rates import Allowance
 from spark_ledger.topic.acks.served import Receipt
 from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.entry.pulsar_batch import (
@@ -89,6 +91,12 @@ class Consumer(Member):
         """Whether the broker has sent the client REACHED_END_OF_TOPIC."""
         self.client: ClientFacts | None = None
 
+    def deliver(self, frame: bytes, messages: int) -> None:
+        """Send so many messages."""
+        self.link.send(frame)
+        for allowance in self.dispatcher.allowances:
+            allowance.take(messages, len(frame))
+
     def end(self) -> None:
         """Send the consumer away: its client then looks the topic up again."""
         self.on_end(self)
@@ -101,6 +109,15 @@ class Pause(NamedTuple):
 
     reason: str
     logged_s: float
+
+
+@dataclass(slots=True)
+class Reads:
+    """Where a dispatcher read last, and the failure that was logged last."""
+
+    at: int
+    failed_at: object = None
+    logged_s: float = 0.0
 
 
 NO_PAUSE = Pause("", float("-inf"))
@@ -133,15 +150,15 @@ class Dispatcher(ABC):
         self.awaits_consumers = False
         """Whether a seek has sent the consumers away, and no consumer is back yet."""
         self.position = mark
-        self._read_at = mark
         self.pause = NO_PAUSE
+        self.allowances: Sequence[Allowance] = ()
         self._spark_batches = KeyedBatches()
         self._policy = policy
         self._cursor = cursor
         self._rewinds = 0
         self._rewind_event = asyncio.Event()
         self._wake = asyncio.Event()
-        self._logged_failure: tuple[object, float] = (None, 0.0)
+        self._reads = Reads(mark)
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -303,6 +320,11 @@ class Dispatcher(ABC):
             )
         self.pause = Pause(reason, logged_s)
 
+    def throttle_s(self) -> float:
+        """For how long the policies' rates let no more messages pass."""
+        now_s = asyncio.get_running_loop().time() if self.allowances else 0.0
+        return max((allowance.wait_s(now_s) for allowance in self.allowances), default=0.0)
+
     def _has_memory(self) -> bool:
         return self.acks.may_send(self.position)
 
@@ -324,10 +346,11 @@ class Dispatcher(ABC):
 
     def _log_failure(self, title: str, error: Exception, lossy: bool) -> None:
         """Log a failure once for a position, and again after LOG_EVERY_S."""
-        now_s, place = asyncio.get_running_loop().time(), (self._read_at, lossy)
-        if self._logged_failure[0] == place and now_s < self._logged_failure[1] + LOG_EVERY_S:
+        now_s, reads = asyncio.get_running_loop().time(), self._reads
+        place = reads.at, lossy
+        if reads.failed_at == place and now_s < reads.logged_s + LOG_EVERY_S:
             return
-        self._logged_failure = place, now_s
+        reads.failed_at, reads.logged_s = place, now_s
         defect = None if isinstance(error, errors.LedgerError) else error
         verb = "passes over rows that cannot be read" if lossy else "pauses"
         hint = ""
@@ -335,7 +358,7 @@ class Dispatcher(ABC):
             hint = " The policy on_lost_rows=skip of the topic passes over such rows."
         _log.error(
             "%s %s of %s at offset %d: %s%s",
-            *(title, verb, self.partition.title, self._read_at, error, hint),
+            *(title, verb, self.partition.title, reads.at, error, hint),
             exc_info=defect,
         )
 
@@ -428,5 +451,5 @@ def is_in_chunks(batch: Stored) -> bool:
 
 
 def _send_chunk(consumer: Consumer, frame: bytes, chunk: memoryview) -> None:
-    consumer.link.send(with_batch(frame, chunk))
+    consumer.deliver(with_batch(frame, chunk), 1)
     consumer.permits -= 1

@@ -122,7 +122,8 @@ def send_lone(sharing: Sharing, run: list[Stored]) -> int:
         if member is not None:
             assert isinstance(member, Consumer)
             messages = map(messages_at.__getitem__, sent_offsets)
-            member.link.send(member.messages.lone_frames(sent_offsets, messages))
+            frames = member.messages.lone_frames(sent_offsets, messages)
+            member.deliver(frames, len(sent_offsets))
     return sum(len(group.offsets) for group in groups)
 
 

@@ -38,6 +38,7 @@ from spark_ledger.broker.dispatch.lone import (
 )
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import ReceiverChoice, Sharing, UnackedLimits
+from spark_ledger.broker.limits import DispatchRates, SubscribeCounts
 from spark_ledger.broker.log.partition import READ_BYTES, Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
@@ -61,10 +62,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SharingRules:
-    """What the Shared and Key_Shared subscriptions of a topic have in common. `earliest_ms` returns
+    """What the subscriptions of a topic have in common. `earliest_ms` returns
     a time that the store's clock has passed; None if no such time is known. `ack_budget` counts all
     sets at this broker, and `delay_budget` all indexes; the sets of one subscription take at most
-    `ack_bytes_max`. `indexes` has the index of delayed messages of each partition."""
+    `ack_bytes_max`. `indexes` has the index of delayed messages of each partition. Without `delays`
+    delayed messages are sent at once."""
 
     limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
     earliest_ms: Callable[[], int | None] = lambda: None
@@ -72,6 +74,9 @@ class SharingRules:
     ack_bytes_max: int = ACK_BYTES_MAX
     indexes: dict[int, DelayIndex] = field(default_factory=dict)
     delay_budget: AckBudget | None = None
+    delays: bool = True
+    rates: DispatchRates = field(default_factory=DispatchRates)
+    subscribes: SubscribeCounts = field(default_factory=SubscribeCounts)
 
     def held(self, partition: int, budget: AckBudget) -> HeldMessages:
         index = self.indexes.setdefault(partition, DelayIndex(self.delay_budget))
@@ -165,6 +170,9 @@ class SharedDispatcher(Dispatcher):
             return False
         if self.sharing.work():
             return True
+        if wait_s := self.throttle_s():
+            await woken(self._wake, wait_s)
+            return True
         self.held.look(max(self.acks.mark, self.partition.start))
         self.sharing.choice.begin_read()
         has_sent = await self._replay(lossy) or await self._send_due(lossy)
@@ -199,7 +207,7 @@ class SharedDispatcher(Dispatcher):
         rewinds, due, has_changed = self._rewinds, self.held.due, False
         at = next_row(due, 0)
         while at is not None and self.sharing.may_read_on():
-            self._read_at = at
+            self._reads.at = at
             batches = await self._read(at, lossy, _read_bytes(due, at))
             if rewinds != self._rewinds:
                 return True
@@ -230,7 +238,7 @@ class SharedDispatcher(Dispatcher):
         rewinds, has_changed, reads = self._rewinds, False, 0
         at = self.sharing.next_replay()
         while at is not None:
-            self._read_at = at
+            self._reads.at = at
             batches = await self._read(at, lossy, _read_bytes(self.sharing.waiting, at))
             if rewinds != self._rewinds:
                 return True
@@ -243,7 +251,7 @@ class SharedDispatcher(Dispatcher):
                 if batch.offset > at:
                     self._forget(at, batch.offset)
                     has_changed = True
-                run = replay_run(batches, index, self.sharing)
+                run = [] if self.allowances else replay_run(batches, index, self.sharing)
                 has_changed |= replay_lone(self.sharing, run) or self._replay_batch(batch, lossy)
                 self._sends += 1
                 if await self._is_rewound(rewinds, is_long=bool(run)):
@@ -291,7 +299,7 @@ class SharedDispatcher(Dispatcher):
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
         start, acked = self.position, self.acks.rows
-        self.position = self._read_at = self.held.pass_over(start, acked)
+        self.position = self._reads.at = self.held.pass_over(start, acked)
         if self.position >= self.partition.end or self.held.may_pass_on(start, self.position):
             return True
         size = min(bytes_for(self.sharing), self.held.read_bytes(self.position, acked))
@@ -304,7 +312,9 @@ class SharedDispatcher(Dispatcher):
         count = 0
         while count < len(batches):
             batch = batches[count]
-            run = lone_run(batches, count, self.position, self.sharing)
+            run = list[Stored]()
+            if not self.allowances:  # else it may be more than is allowed now
+                run = lone_run(batches, count, self.position, self.sharing)
             if run:
                 sent = send_lone(self.sharing, run)
                 self.position = batch.offset + sent
@@ -326,11 +336,12 @@ class SharedDispatcher(Dispatcher):
         return self.position > start
 
     async def _is_rewound(self, rewinds: int, *, is_long: bool = False) -> bool:
-        """End a long step. Returns whether there were more than `rewinds` rewinds."""
+        """End a long step. Returns whether there were more than `rewinds` rewinds, or no more may
+        be sent now."""
         if is_long or self._sends >= STEP_SENDS_MAX:
             self._sends = 0
             await asyncio.sleep(0)
-        return rewinds != self._rewinds
+        return rewinds != self._rewinds or self.throttle_s() > 0
 
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
         """Send the rows of a batch from `start` on, or let them wait. Returns False if neither is
@@ -375,7 +386,7 @@ class SharedDispatcher(Dispatcher):
         frame = consumer.messages.command(part.offset, acks, sharing.sent.redeliveries[part.offset])
         self._sends += part.is_cut
         cut = sharing.choice.cut(batch, part, is_lone=consumer.takes_rows) if part.is_cut else None
-        consumer.link.send(with_batch(frame, batch.data if cut is None else cut))
+        consumer.deliver(with_batch(frame, batch.data if cut is None else cut), part.unacked)
         sharing.give(consumer, part, part.unacked)
         return rest
 

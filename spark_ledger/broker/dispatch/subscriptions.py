@@ -168,6 +168,8 @@ class Subscription:
             self._dispatchers[partition.number] = dispatcher
         if isinstance(dispatcher, SharedDispatcher):
             dispatcher.sharing.unacked.limits = self._sharing.limits
+            dispatcher.held.is_on = self._sharing.delays
+        self._sharing.rates.apply(dispatcher)
         return dispatcher
 
     def rivals(self, kind: SubscriptionType, partition: int) -> list[Consumer]:

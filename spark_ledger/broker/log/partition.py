@@ -159,6 +159,10 @@ class Partition:
         self._end = max(self._end, self._recent.end)
         self.wake()
 
+    def came(self) -> tuple[int, int]:
+        """How many messages came so far, and of producers how many bytes."""
+        return self.end, self._recent.added_bytes
+
     async def _forget_other_history(self) -> None:
         """Forget the rows in memory if the metadata store went back since the last call. Raises
         errors.LedgerError."""

@@ -222,6 +222,8 @@ class RecentBatches:
 
     def __init__(self, budget: TailBudget) -> None:
         self.end = 0
+        self.added_bytes = 0
+        """How many bytes of batches were added so far."""
         self._budget = budget
         self.forget()
 
@@ -233,6 +235,7 @@ class RecentBatches:
     def add(self, offset: int, run: StoredRun) -> None:
         """Add a run of batches that are confirmed, from the offset on."""
         self.end = end = offset + sum(run.counts)
+        self.added_bytes += sum(map(len, run.batches))
         last = Stored(end - run.counts[-1], run.counts[-1], run.batches[-1], run.batched)
         if last.has_rows:
             self.note_last(last, end)

@@ -98,8 +98,12 @@ class RollLimits:
             age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
         if policies.retention_bytes is not None:
             size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
-        reads = settings.roll_entries_read, settings.roll_bytes_read
-        return RollLimits(size, settings.roll_entries, age_s, *reads)
+        entries_read = settings.roll_entries_read
+        if policies.deduplication_entries_max is not None:
+            entries_read = min(entries_read, policies.deduplication_entries_max)
+        return RollLimits(
+            size, settings.roll_entries, age_s, entries_read, settings.roll_bytes_read
+        )
 
     def reached(self, size: int, entries: int, age_s: float) -> bool:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s

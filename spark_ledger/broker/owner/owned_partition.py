@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from spark_ledger.broker.limits import SendLimits
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.produce.admission import Admission
 from spark_ledger.broker.produce.live_writer import LiveWriter
@@ -45,6 +46,7 @@ class OwnedPartition:
         self.log = log
         self.writer = writer
         self.refused = RefusedMessages()
+        self.send_limits = SendLimits()
         self.is_left = False
         """Whether another broker owns the partition, or this broker has closed it. The writer may
         still have to find out which batches under way are stored."""

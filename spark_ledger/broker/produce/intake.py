@@ -14,7 +14,13 @@ from spark_ledger import errors
 from spark_ledger.broker.names import fault_of_name
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.live_writer import LiveWriter
-from spark_ledger.broker.produce.producer import NO_ID, Producer, Run, close_command
+from spark_ledger.broker.produce.producer import (
+    NO_ID,
+    PartitionOfProducer,
+    Producer,
+    Run,
+    close_command,
+)
 from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.link import Link
@@ -61,10 +67,24 @@ class Intake:
         self._shapes: dict[bytes, Shape] = {}
         self._walked = 0  # number of messages walked in this step
         self._ids_away: dict[int, None] = {}  # of producers sent away that are not back
+        self._rests = 0
 
     @property
     def is_read(self) -> bool:
         return self._link.is_read
+
+    @property
+    def rests(self) -> bool:
+        """Whether the rate of a partition lets the connection send no more now."""
+        return self._rests > 0
+
+    def _rest(self, seconds: float) -> None:
+        def end() -> None:
+            self._rests -= 1
+            self._link.read_or_not()
+
+        self._rests += 1
+        self.later(seconds, end)
 
     def later(self, seconds: float, do: Callable[[], None]) -> object:
         return asyncio.get_running_loop().call_later(seconds, do)
@@ -115,7 +135,7 @@ class Intake:
         producer = None if shape is None else self.producers.get(shape.producer_id)
         if shape is None or producer is None or producer in self._chunks:
             return 0
-        if not producer.may_send:
+        if not producer.may_send or producer.partition.send_limits.delay_ms_max is not None:
             return 0
         run = self._runs.get(producer.id)
         if run is None:
@@ -182,7 +202,7 @@ class Intake:
     def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
         """The parsed batch. None: the batch was refused here, or it is a chunk and was taken."""
         try:
-            parsed = self._checked(batch, producer.partition.log.deduplicates)
+            parsed = self._checked(batch, producer.partition)
         except Refusal as refusal:
             self.hand_on()
             if send.is_chunk:
@@ -197,7 +217,7 @@ class Intake:
             self._chunks[producer].note_other_message()
         return parsed
 
-    def _checked(self, batch: bytes, deduplicates: bool) -> pulsar_batch.Batch:
+    def _checked(self, batch: bytes, partition: PartitionOfProducer) -> pulsar_batch.Batch:
         """Raises Refusal."""
         if len(batch) > self._bytes_max:
             limit = self._bytes_max - METADATA_BYTES_MAX
@@ -214,7 +234,9 @@ class Intake:
         fault = fault or fault_of_name("chunked message", parsed.metadata.uuid)
         fault = fault or pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
         fault = fault or pulsar_batch.fault_of_publish_time(parsed)
-        if deduplicates and fault is None:
+        if partition.send_limits.delay_ms_max is not None:
+            fault = fault or partition.send_limits.fault_of(parsed.metadata)
+        if partition.log.deduplicates and fault is None:
             fault = pulsar_batch.fault_of_walk(parsed)
         if fault is not None:
             raise Refusal(self.drop, fault)
@@ -229,7 +251,13 @@ class Intake:
         self.waiting_bytes += run.waiting_bytes
         self._broker.count_waiting(run.waiting_bytes)
         run.number_sends()
-        run.producer.partition.writer.append(run)
+        partition = run.producer.partition
+        partition.writer.append(run)
+        if partition.send_limits.rate.rate is not None:
+            partition.send_limits.rate.take(run.messages, run.size)
+            wait_s = partition.send_limits.rate.wait_s(asyncio.get_running_loop().time())
+            if wait_s:
+                self._rest(wait_s)
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer not in self._chunks:

@@ -11,6 +11,7 @@ from itertools import accumulate, repeat
 from typing import NamedTuple, Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.limits import SendLimits
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.produce.live_writer import LiveWriter
@@ -67,6 +68,7 @@ class PartitionOfProducer(Protocol):
     log: Partition
     writer: LiveWriter
     refused: RefusedMessages
+    send_limits: SendLimits
 
 
 class DeclaredSchema(NamedTuple):

@@ -264,6 +264,7 @@ async def _producer(client: Caller, part: Any) -> None:
     if isinstance(topic, OwnedTopic):
         await topic.backlogs.check(partition.number)
         info = await _with_policies_of_now(client.broker, topic)
+        partition.send_limits.change(info.policies, asyncio.get_running_loop().time())
         declared = await declared_by_producer(client.broker, info, part)
         if part.initial_subscription_name:
             await topic.subscriptions.make(part.initial_subscription_name)
@@ -301,7 +302,9 @@ async def _with_policies_of_now(broker: Broker, topic: OwnedTopic) -> TopicInfo:
     comes."""
     info = await broker.client.topics.again(topic.info) or topic.info
     topic.subscriptions.policies = info.policies
-    topic.subscriptions.sharing.limits = UnackedLimits.of(broker.settings, info.policies)
+    sharing = topic.subscriptions.sharing
+    sharing.limits = UnackedLimits.of(broker.settings, info.policies)
+    sharing.delays, sharing.rates.policies = info.policies.delayed_delivery, info.policies
     return info
 
 
@@ -352,6 +355,11 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     is_stored, info = isinstance(topic, OwnedTopic), topic.info
     if isinstance(topic, OwnedTopic):
         info = await _with_policies_of_now(client.broker, topic)
+        if info.policies.subscribe_rate is not None:
+            host = client.link.address.rpartition(":")[0]
+            asker = (host, part.consumer_name, part.consumer_id, part.topic)
+            now_s = asyncio.get_running_loop().time()
+            subscriptions.sharing.subscribes.admit(asker, info.policies, now_s)
     if declared is not None and is_stored:
         await check_consumer_schema(client.broker, info, partition, declared)
 

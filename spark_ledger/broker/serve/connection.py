@@ -2,8 +2,8 @@
 
 Always true: the bytes that wait for one connection are bounded. A connection is not read while more
 than CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded and any of them
-are not stored, while the client does not take its responses, or while REQUESTS_MAX requests are
-under way. presence.py judges whether the client lives.
+are not stored, while the client does not take its responses, while REQUESTS_MAX requests are under
+way, or while a partition's rate lets it send no more. presence.py judges whether the client lives.
 """
 
 import asyncio
@@ -156,6 +156,7 @@ class Connection(asyncio.Protocol):
             waiting_bytes > CONNECTION_BYTES_MAX
             or not self.has_room.is_set()
             or self.client.is_busy
+            or self.client.intake.rests
         )
         if self._broker.is_crowded and waiting_bytes:
             is_full = True

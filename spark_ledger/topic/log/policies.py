@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from spark_ledger import errors, units
+from spark_ledger.rates import Rate
 
 PARTITIONS_MAX = 100_000
 PROPERTIES_BYTES_MAX = 16 << 10
@@ -37,6 +38,12 @@ NONE_MEANINGS = {
     "subscriptions_max": "for no limit",
     "consumer_unacked_max": "for the broker's setting",
     "subscription_unacked_max": "for the broker's setting",
+    "delay_ms_max": "for no limit",
+    "deduplication_entries_max": "for the broker's setting",
+    "publish_rate": "for no limit",
+    "dispatch_rate": "for no limit",
+    "subscription_dispatch_rate": "for no limit",
+    "subscribe_rate": "for no limit",
 }
 """The policies that may be None, and what None means for each."""
 MAY_BE_0 = ("delete_delay_ms", "consumer_unacked_max", "subscription_unacked_max")
@@ -56,10 +63,19 @@ CHOICES = {
     "schema_compatibility": SCHEMA_STRATEGIES,
 }
 TEXT_NAMES = tuple(CHOICES)
+RATES = {
+    "publish_rate": "200 messages, 1048576 bytes",
+    "dispatch_rate": "200 messages, 1048576 bytes, 30 s, relative",
+    "subscription_dispatch_rate": "200 messages, 1048576 bytes, 30 s, relative",
+    "subscribe_rate": "10 requests, 30 s",
+}
+"""The policies that are rates (rates.py), with an example that has all that the policy may have."""
+_NO_RATE = tuple(asdict(Rate()).values())
 SWITCH_VALUES = {"true": True, "false": False}
 SWITCH_NAMES = (
     *("merging", "deduplication", "partitioned"),
     *("schema_auto_update", "schema_validation_enforced", "auto_create_subscriptions"),
+    "delayed_delivery",
 )
 ENSEMBLE_SIZE = "ensemble_size"
 QUORUM_NAMES = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
@@ -102,7 +118,14 @@ class TopicPolicies:
     partition, and `subscription_consumers_max` consumers of a subscription in it. Clients make no
     subscription beyond `subscriptions_max` of the topic, and none without
     `auto_create_subscriptions`. `consumer_unacked_max` and `subscription_unacked_max` count in
-    place of the broker's settings of these names; 0: no limit."""
+    place of the broker's settings of these names; 0: no limit.
+
+    Without `delayed_delivery` a broker sends delayed messages at once. It stores none that is to
+    wait for more than `delay_ms_max`. With `deduplication` the next owner of a partition reads
+    `deduplication_entries_max` entries at most. The rates are texts (rates.py): what producers send
+    to a partition (`publish_rate`), what consumers of a partition get together (`dispatch_rate`)
+    and those of each subscription in it (`subscription_dispatch_rate`), and how often one consumer
+    may subscribe (`subscribe_rate`)."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -132,6 +155,13 @@ class TopicPolicies:
     consumer_unacked_max: int | None = None
     subscription_unacked_max: int | None = None
     auto_create_subscriptions: bool = True
+    delayed_delivery: bool = True
+    delay_ms_max: int | None = None
+    deduplication_entries_max: int | None = None
+    publish_rate: str | None = None
+    dispatch_rate: str | None = None
+    subscription_dispatch_rate: str | None = None
+    subscribe_rate: str | None = None
 
     @property
     def trims(self) -> bool:
@@ -289,6 +319,9 @@ def _check(name: str, value: object) -> None:
             )
     elif value is None and name in NONE_MEANINGS:
         return
+    elif name in RATES:
+        if not _is_rate(name, value):
+            raise errors.BadConfig(f"{name} cannot be {value!r}", f"Give '{RATES[name]}', or none.")
     elif name in SWITCH_NAMES:
         if not isinstance(value, bool):
             raise errors.BadConfig(
@@ -300,6 +333,15 @@ def _check(name: str, value: object) -> None:
         )
     elif value < _least_value(name):
         raise errors.BadConfig(f"{name} must not be {value}", f"Give {_allowed_values(name)}.")
+
+
+def _is_rate(name: str, text: object) -> bool:
+    """Whether the text is a rate with no more than the example of the policy has."""
+    rate, example = Rate.parse(text), Rate.parse(RATES[name])
+    return rate is not None and all(
+        value == unset or getattr(example, field) != unset
+        for field, value, unset in zip(asdict(rate), asdict(rate).values(), _NO_RATE, strict=True)
+    )
 
 
 def _least_value(name: str) -> int:
@@ -326,6 +368,8 @@ def value_of_text(name: str, text: str) -> Any:
     if name in ("auto_create_partitions", "topics_max") and text.isdecimal():
         return int(text)
     if name in TEXT_NAMES or name not in POLICY_NAMES:
+        return text
+    if name in RATES and text.lower() != "none":
         return text
     if name in SWITCH_NAMES:
         return SWITCH_VALUES.get(text.lower(), text)

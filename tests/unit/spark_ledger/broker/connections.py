@@ -5,6 +5,7 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+from spark_ledger.broker.limits import SendLimits
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.produce.producer import Producer
 from spark_ledger.broker.produce.waiting import RefusedMessages
@@ -113,7 +114,7 @@ class Partition:
 
     def __init__(self, *, deduplication):
         self.number, self.number_in_ids, self.ledger, self.deduplicates = 0, 0, 7, deduplication
-        self.refused = RefusedMessages()
+        self.refused, self.send_limits = RefusedMessages(), SendLimits()
         self.writer = self.log = self.backlog = self
         self.appended, self.came = [], asyncio.Event()
 

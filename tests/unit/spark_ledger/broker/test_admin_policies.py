@@ -33,9 +33,45 @@ def creation(allows, kind="non-partitioned", partitions=None):
     }
 
 
+def delays(active, longest_ms):
+    names = ("maxDeliveryDelayInMillis", "maxDelayInMillis")
+    return {"active": active, "tickTime": 1000, **dict.fromkeys(names, longest_ms)}
+
+
+def published(messages, size):
+    return {"publishThrottlingRateInMsg": messages, "publishThrottlingRateInByte": size}
+
+
+def dispatched(messages, size, seconds=1, *, relative=False):
+    return {
+        "dispatchThrottlingRateInMsg": messages,
+        "dispatchThrottlingRateInByte": size,
+        "ratePeriodInSecond": seconds,
+        "relativeToPublishRate": relative,
+    }
+
+
+def subscribes(count, seconds):
+    return {"subscribeThrottlingRatePerConsumer": count, "ratePeriodInSecond": seconds}
+
+
 SUBSCRIPTIONS = "allowAutoSubscriptionCreation"
 NOT_WHOLE = [("x", 400), (1.5, 400), (True, 400), (None, 400), ([], 400), (2**31, 400), (-1, 412)]
 LIMIT = [(7, 7), (0, None)]
+DISPATCH = (
+    [
+        (dispatched(5, 7), "5 messages, 7 bytes"),
+        (dispatched(-1, 7, 30, relative=True), "7 bytes, 30 s, relative"),
+        (dispatched(-1, -1), None),
+    ],
+    [
+        (dispatched(5, 7, 0), 412),
+        (dispatched(5, 7, "1"), 400),
+        (dispatched(5, 7, relative="x"), 400),
+        (dispatched(5.5, 7), 400),
+        (5, 400),
+    ],
+)
 CASES = {
     "deduplication": ([(True, True), (False, False)], [("yes", 400), (1, 400), (None, 400)]),
     "messageTTL": (
@@ -80,6 +116,10 @@ CASES = {
             ({"topicType": "x"}, 400),
             ([], 400),
             (creation(True, "partitioned", 0), 406),
+            (creation(True, "partitioned"), 406),
+            (creation(True, "partitioned", "3"), 406),
+            (creation(True, "partitioned", 10**6), 406),
+            (creation(True, partitions=3), 406),
             (creation(True, "both"), 406),
         ],
     ),
@@ -100,6 +140,38 @@ CASES = {
     "maxUnackedMessagesPerConsumer": ([(7, 7), (0, 0)], NOT_WHOLE),
     "maxUnackedMessagesPerSubscription": ([(7, 7), (0, 0)], NOT_WHOLE),
     "maxTopicsPerNamespace": (LIMIT, NOT_WHOLE),
+    "delayedDelivery": (
+        [(delays(False, 5000), (False, 5000)), (delays(True, 0), (True, None))],
+        [
+            (5, 400),
+            (delays("yes", 0), 400),
+            (delays(True, -1), 400),
+            (delays(True, 1.5), 400),
+            (delays(True, 0) | {"tickTime": -1}, 400),
+            (delays(True, 0) | {"tickTime": 99}, 501),
+        ],
+    ),
+    "deduplicationSnapshotInterval": (
+        [(1000, 1000), (100, 100), (0, None)],
+        [*NOT_WHOLE, (99, 501)],
+    ),
+    "publishRate": (
+        [
+            (published(5, 7), "5 messages, 7 bytes"),
+            (published(-1, 7), "7 bytes"),
+            (published(-1, -1), None),
+        ],
+        [(published("5", 7), 400), (published(5, 2**63), 400), ([], 400)],
+    ),
+    "dispatchRate": DISPATCH,
+    "subscriptionDispatchRate": DISPATCH,
+    "subscribeRate": (
+        [
+            (subscribes(10, 60), "10 requests, 60 s"),
+            (subscribes(-1, 30), None),
+        ],
+        [(subscribes(5, 0), 412), (subscribes(5, "x"), 400), (subscribes(None, 5), 400)],
+    ),
 }
 """By policy what is taken, with the values here, and what is refused, with the status."""
 
@@ -136,7 +208,9 @@ def test_a_policy_is_set_shown_and_unset_on_a_namespace(policy):
             assert await ask(method, path, plain) == (204, None)
             assert await stored(broker, ours) == values
             assert await ask("GET", path) == (200, as_shown(policy, plain))
-            assert (await ask("GET", N))[1][policy.record] == as_shown(policy, plain)
+            recorded = as_shown(policy, plain)
+            recorded = {"standalone": recorded} if policy.by_cluster else recorded
+            assert (await ask("GET", N))[1][policy.record] == recorded
         for plain, status in refused:
             answered, body = await ask(method, path, plain)
             assert (plain, answered) == (plain, status) and len(body["reason"]) > 10

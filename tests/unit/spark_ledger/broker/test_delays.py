@@ -187,6 +187,27 @@ def test_a_message_comes_once_it_is_due_and_blocks_no_other():
     play(act)
 
 
+def test_without_delayed_delivery_messages_come_at_once_and_those_that_are_held_stay_so():
+    async def act(made):
+        clock, partition = Clock(), DelayedBatches()
+        partition.delay(300)
+        rules = SharingRules(UnackedLimits(0, 0), clock)
+        subscription = Subscription("s", SHARED, None, rules)
+        made.append(consumer_of(subscription, partition, "a"))
+        made[0].dispatcher.flow(made[0], 100)
+        await settle()
+        rules.delays = False
+        made.append(consumer_of(subscription, partition, "b"))
+        made[1].dispatcher.flow(made[1], 100)
+        partition.delay(400, 0)
+        await settle()
+        assert sorted(offsets(made[0]) + offsets(made[1])) == [1, 2]
+        await passes(clock, partition, 300)
+        assert sorted(offsets(made[0]) + offsets(made[1])) == [0, 1, 2]
+
+    play(act)
+
+
 def test_without_a_known_time_no_delayed_message_is_due():
     async def act(made):
         clock, partition = Clock(), DelayedBatches()
