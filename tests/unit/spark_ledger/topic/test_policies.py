@@ -88,3 +88,20 @@ def test_values_are_typed_as_people_say_them(name, text, value):
 def test_a_value_that_is_none_is_an_error_that_names_it(name, text):
     with pytest.raises(errors.BadConfig, match=f"{name} cannot be"):
         policies.value_of_text(name, text)
+
+
+@pytest.mark.parametrize("name", policies.RATES)
+def test_a_rate_has_no_more_than_the_example_of_its_policy(name):
+    example = policies.RATES[name]
+    whole = example.split(", ")
+    assert getattr(TopicPolicies(**{name: example}), name) == example
+    assert policies.value_of_text(name, example) == example
+    assert policies.value_of_text(name, "none") is None
+    parts = {"5 messages", "5 bytes", "5 requests", "5 s", "relative"}
+    taken = {part for part in parts if part.split()[-1] in {one.split()[-1] for one in whole}}
+    for part in parts - taken:
+        with pytest.raises(errors.BadConfig, match=f"Give '{example}'"):
+            TopicPolicies(**{name: f"{whole[0]}, {part}"})
+    for bad in ("", "5", 5, "fast"):
+        with pytest.raises(errors.BadConfig, match=name):
+            TopicPolicies(**{name: bad})
