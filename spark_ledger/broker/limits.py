@@ -128,6 +128,12 @@ class Throttled(Protocol):
     def partition(self) -> ReadPartition: ...
 
 
+def throttle_s(allowances: Sequence[Allowance]) -> float:
+    """For how long they let no more messages pass."""
+    now_s = asyncio.get_running_loop().time() if allowances else 0.0
+    return max((allowance.wait_s(now_s) for allowance in allowances), default=0.0)
+
+
 class DispatchRates:
     """The rates at which consumers of a topic get messages."""
 

@@ -29,6 +29,7 @@ from spark_ledger.broker.dispatch.dispatcher import (
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import may_get
 from spark_ledger.broker.dispatch.slot_owners import within
+from spark_ledger.broker.limits import throttle_s
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
@@ -155,7 +156,7 @@ class ActiveDispatcher(Dispatcher):
                 return False
             self._note_pause(ACKNOWLEDGED, self.acks.memory.budget.bytes)
             await self._wait_for_rewind(MEMORY_WAIT_S)
-        while (wait_s := self.throttle_s()) and consumer is self.active:
+        while (wait_s := throttle_s(self.allowances)) and consumer is self.active:
             await self._wait_for_rewind(wait_s)
         self._note_pause("")
         await consumer.link.room()
@@ -169,7 +170,7 @@ class ActiveDispatcher(Dispatcher):
             await consumer.link.room()
             if not count % STEP_BATCHES_MAX:
                 await asyncio.sleep(0)
-            if consumer.permits <= 0 or rewinds != self._rewinds or self.throttle_s():
+            if consumer.permits <= 0 or rewinds != self._rewinds or throttle_s(self.allowances):
                 return
             if batch.end <= self.position:
                 continue
@@ -211,7 +212,7 @@ class ActiveDispatcher(Dispatcher):
             if rewinds != self._rewinds:
                 return False
             self.position = lo
-            if consumer.permits <= 0 or self.throttle_s():
+            if consumer.permits <= 0 or throttle_s(self.allowances):
                 return False
             if consumer.takes_rows:
                 data = self._spark_batches.lone(batch, lo)

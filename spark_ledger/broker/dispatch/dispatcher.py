@@ -320,11 +320,6 @@ class Dispatcher(ABC):
             )
         self.pause = Pause(reason, logged_s)
 
-    def throttle_s(self) -> float:
-        """For how long the policies' rates let no more messages pass."""
-        now_s = asyncio.get_running_loop().time() if self.allowances else 0.0
-        return max((allowance.wait_s(now_s) for allowance in self.allowances), default=0.0)
-
     def _has_memory(self) -> bool:
         return self.acks.may_send(self.position)
 
@@ -347,10 +342,9 @@ class Dispatcher(ABC):
     def _log_failure(self, title: str, error: Exception, lossy: bool) -> None:
         """Log a failure once for a position, and again after LOG_EVERY_S."""
         now_s, reads = asyncio.get_running_loop().time(), self._reads
-        place = reads.at, lossy
-        if reads.failed_at == place and now_s < reads.logged_s + LOG_EVERY_S:
+        if reads.failed_at == (reads.at, lossy) and now_s < reads.logged_s + LOG_EVERY_S:
             return
-        reads.failed_at, reads.logged_s = place, now_s
+        reads.failed_at, reads.logged_s = (reads.at, lossy), now_s
         defect = None if isinstance(error, errors.LedgerError) else error
         verb = "passes over rows that cannot be read" if lossy else "pauses"
         hint = ""

@@ -38,7 +38,7 @@ from spark_ledger.broker.dispatch.lone import (
 )
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import ReceiverChoice, Sharing, UnackedLimits
-from spark_ledger.broker.limits import DispatchRates, SubscribeCounts
+from spark_ledger.broker.limits import DispatchRates, SubscribeCounts, throttle_s
 from spark_ledger.broker.log.partition import READ_BYTES, Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
@@ -170,7 +170,7 @@ class SharedDispatcher(Dispatcher):
             return False
         if self.sharing.work():
             return True
-        if wait_s := self.throttle_s():
+        if wait_s := throttle_s(self.allowances):
             await woken(self._wake, wait_s)
             return True
         self.held.look(max(self.acks.mark, self.partition.start))
@@ -202,8 +202,7 @@ class SharedDispatcher(Dispatcher):
         self.held.memory.drop()
 
     async def _send_due(self, lossy: bool) -> bool:
-        """Send the delayed messages that are due and that consumers may get now, the oldest first.
-        Returns whether anything changed."""
+        """Send delayed messages that are due, oldest first. Returns whether anything changed."""
         rewinds, due, has_changed = self._rewinds, self.held.due, False
         at = next_row(due, 0)
         while at is not None and self.sharing.may_read_on():
@@ -294,8 +293,7 @@ class SharedDispatcher(Dispatcher):
         self.acks.pass_over(lo, hi)
 
     async def _read_on(self, lossy: bool) -> bool:
-        """Read new rows, and send those that consumers may get now. Returns whether anything
-        changed."""
+        """Read new rows, and send those that may be sent. Returns whether anything changed."""
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
         start, acked = self.position, self.acks.rows
@@ -312,9 +310,7 @@ class SharedDispatcher(Dispatcher):
         count = 0
         while count < len(batches):
             batch = batches[count]
-            run = list[Stored]()
-            if not self.allowances:  # else it may be more than is allowed now
-                run = lone_run(batches, count, self.position, self.sharing)
+            run = [] if self.allowances else lone_run(batches, count, self.position, self.sharing)
             if run:
                 sent = send_lone(self.sharing, run)
                 self.position = batch.offset + sent
@@ -336,16 +332,14 @@ class SharedDispatcher(Dispatcher):
         return self.position > start
 
     async def _is_rewound(self, rewinds: int, *, is_long: bool = False) -> bool:
-        """End a long step. Returns whether there were more than `rewinds` rewinds, or no more may
-        be sent now."""
+        """End a long step. Returns whether it stops: for a rewind, or because a rate is reached."""
         if is_long or self._sends >= STEP_SENDS_MAX:
             self._sends = 0
             await asyncio.sleep(0)
-        return rewinds != self._rewinds or self.throttle_s() > 0
+        return rewinds != self._rewinds or throttle_s(self.allowances) > 0
 
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
-        """Send the rows of a batch from `start` on, or let them wait. Returns False if neither is
-        possible now."""
+        """Send the batch's rows from `start` on, or let them wait. False: neither is possible."""
         missing = to_send = self._missing(batch, batch.offset)
         if batch.offset < start:
             to_send = self._missing(batch, start)
