@@ -7,8 +7,9 @@ Always true:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -91,6 +92,25 @@ class SharedTasks(Generic[K, T]):
         failed = _failed(task)  # marks the error as retrieved: perhaps no caller waits any more
         if self._tasks.get(key) is task and (failed or not self._keep):
             del self._tasks[key]
+
+
+class SharedReads(Generic[K, T]):
+    """Reads by key. Callers that ask for a key at once share a read. A caller that asks while a
+    read of the key is under way gets the next read, so no result is older than the call."""
+
+    def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
+        self._read = read
+        self._next = SharedTasks[K, T]()
+        self._locks: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
+        """The locks of keys, only while a read of the key is under way or waits."""
+
+    async def __call__(self, key: K) -> T:
+        return await self._next.result(key, lambda: self._work(key))
+
+    async def _work(self, key: K) -> T:
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            self._next.pop(key)  # later callers need the next read
+            return await self._read(key)
 
 
 class BackgroundTasks:

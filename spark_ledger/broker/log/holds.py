@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from spark_ledger.async_tasks import SharedTasks
+from spark_ledger.async_tasks import SharedReads
 from spark_ledger.topic.commit.hand_over import HandOver
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -115,7 +115,7 @@ class SegmentHolds:
         look: Callable[[], Awaitable[TopicState]],
     ) -> None:
         self._follow = follow
-        self._look = SharedLook(look)
+        self._look = SharedReads[None, TopicState](lambda _: look())
 
     async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
         """The topic's state as soon as the held segment is no longer live. None: the segment is
@@ -141,26 +141,8 @@ class SegmentHolds:
                         await change.wait()
             if not is_past(state := follower.state()):
                 # most often a commit ended the hold, and the follower has not folded it yet
-                state = await self._look()
+                state = await self._look(None)
             return state if is_past(state) else None
         finally:
             hold.when_over = None
             del follower.listeners[note_change]
-
-
-class SharedLook:
-    """A look is one read of the topic's log. Callers that ask at once share a look. A caller that
-    asks while a look is under way gets the next look, so no state is older than the call."""
-
-    def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
-        self._look = look
-        self._lock = asyncio.Lock()
-        self._next = SharedTasks[None, TopicState]()
-
-    async def __call__(self) -> TopicState:
-        return await self._next.result(None, self._work)
-
-    async def _work(self) -> TopicState:
-        async with self._lock:
-            self._next.pop(None)  # later callers need the next look
-            return await self._look()

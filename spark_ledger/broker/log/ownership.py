@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedReads
 from spark_ledger.broker.log.membership import Membership, UrlTaken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
@@ -95,6 +96,7 @@ class Ownership:
         self.url = url
         self.membership = Membership(store, broker_id, url, answers)
         self._store = store
+        self._records = SharedReads(self._read)
 
     async def take_over(self) -> dict[str, Owners]:
         """Take the partitions of dead brokers that fall on this broker; returns the topics of these
@@ -141,8 +143,11 @@ class Ownership:
         with unavailable_while(f"reading which brokers have topic {topic_id}"):
             if fresh:
                 await self._store.sync(path)
-            node = await read(self._store, path, watch)
+            node = await (read(self._store, path, watch) if watch else self._records(path))
         return Owners() if node is None else _decoded(node.value, node.version)
+
+    async def _read(self, path: str) -> Versioned | None:
+        return await read(self._store, path)
 
     async def check(self, topic_id: str, partition: int, epoch: int) -> Check:
         """A check that holds as long as the record does not change. Raises Deposed unless this

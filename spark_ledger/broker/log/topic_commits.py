@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
-from spark_ledger.broker.log.holds import SegmentHold, SegmentHolds, SharedLook
+from spark_ledger.async_tasks import SharedReads
+from spark_ledger.broker.log.holds import SegmentHold, SegmentHolds
 from spark_ledger.broker.log.ownership import Deposed, Ownership
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.ledger.client import VersionedRecord
@@ -160,7 +161,7 @@ class TopicCommits:
         self._intent: Intent | None = None
         self._opening = asyncio.Lock()
         log = client.log(topic.id)
-        self._look = SharedLook(lambda: log.fold(fresh=True))
+        self._look = SharedReads[None, TopicState](lambda _: log.fold(fresh=True))
         self._holds = SegmentHolds(partial(client.follow, topic.id, topic.name.short), log.fold)
         self._requests: list[_Request] = []
         self._commit_task: asyncio.Task[None] | None = None
@@ -203,7 +204,7 @@ class TopicCommits:
     async def state(self) -> TopicState:
         """The topic's state, not older than this call. Partitions that ask at once share one read.
         Raises errors.TopicDeleted, errors.Unavailable."""
-        return self._checked(await self._look())
+        return self._checked(await self._look(None))
 
     def _checked(self, state: TopicState) -> TopicState:
         if state.deleted:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedReads
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.broker.owner.owned_partition import OwnedPartition
@@ -84,6 +85,7 @@ class Backlogs:
         """By title of a partition or subscription that cannot be judged: when that was logged
         last."""
         self._looking = asyncio.Lock()
+        self._looks = SharedReads[None, None](lambda _: self.look())
 
     async def go_on(self) -> None:
         """Until this task is cancelled, judge the backlogs every `look_s` if the policies have a
@@ -103,7 +105,7 @@ class Backlogs:
         if not has_quota(self._policies):
             return
         if asyncio.get_running_loop().time() >= self._looked_s + FRESH_S:
-            await self.look()
+            await self._looks(None)
         refusal = self._refusals.get(partition)
         if refusal is not None:
             raise refusal

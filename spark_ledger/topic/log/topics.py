@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedReads
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.cluster import multi_unless_held, not_held_checks
 from spark_ledger.metadata.store import (
@@ -161,6 +162,8 @@ class Topics:
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self.store = store
         self._rng = rng
+        self._ids = SharedReads(self._read_id)
+        self._infos = SharedReads(self._read_again)
 
     async def create(
         self,
@@ -232,6 +235,9 @@ class Topics:
     async def again(self, info: TopicInfo) -> TopicInfo | None:
         """The topic with today's policies; None if another topic, or no topic, has its name by now.
         Not synced, as `id_of`."""
+        return await self._infos(info)
+
+    async def _read_again(self, info: TopicInfo) -> TopicInfo | None:
         nodes = [info.name.path, paths.topic(info.id), _namespace_of(info.name)]
         with unavailable_while(f"opening topic '{info.name}'"):
             pointer, node, namespace_node = await self.store.get_many(nodes)
@@ -252,6 +258,9 @@ class Topics:
     async def id_of(self, topic: TopicName) -> str | None:
         """The id of the topic of this name, None if there is no such topic. Not synced: an answer
         may be as old as what this session has read."""
+        return await self._ids(topic)
+
+    async def _read_id(self, topic: TopicName) -> str | None:
         with unavailable_while(f"opening topic '{topic}'"):
             pointer = await read(self.store, topic.path)
         return None if pointer is None else records.decode_topic_pointer(pointer.value)

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedReads
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.cluster import multi_unless_held
 from spark_ledger.metadata.store import (
@@ -103,14 +104,17 @@ class SchemaRegistry:
         self._store = store
         self._rng = rng
         self._cache = LruCache[str, CachedVersions](CACHE_BYTES_MAX, lambda cached: cached.size)
+        self._fresh = SharedReads(self._read_fresh)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
         """The schema of the topic. With `fresh` it has all versions that were registered before
         this call."""
         with unavailable_while(f"reading the schema of topic '{topic.name}'"):
-            if fresh:
-                await self._store.sync(paths.topic_schema(topic.id))
-            return await self._read(topic.id)
+            return await (self._fresh(topic.id) if fresh else self._read(topic.id))
+
+    async def _read_fresh(self, topic_id: str) -> TopicSchema:
+        await self._store.sync(paths.topic_schema(topic_id))
+        return await self._read(topic_id)
 
     async def for_read(self, topics: Iterable[TopicInfo]) -> pa.Schema:
         """The columns of a typed read: the union of all versions of all the topics, by name.

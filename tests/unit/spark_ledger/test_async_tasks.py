@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from spark_ledger.async_tasks import BackgroundTasks, SharedTasks, cancel, woken
+from spark_ledger.async_tasks import BackgroundTasks, SharedReads, SharedTasks, cancel, woken
 
 
 class Work:
@@ -86,6 +86,38 @@ def test_an_error_reaches_every_caller_and_the_next_call_begins_anew():
         assert "a" not in shared
         work.error = None
         assert await shared.result("a", work.run) == 2
+
+    assert scenario(main) == []
+
+
+def test_a_hundred_callers_share_a_read_that_is_not_older_than_any_call():
+    async def main():
+        work = Work()
+        reads = SharedReads[str, int](lambda _: work.run())
+        first = [asyncio.ensure_future(reads("a")) for _ in range(100)]
+        await begun(work)
+        late = [asyncio.ensure_future(reads("a")) for _ in range(100)]
+        other = asyncio.ensure_future(reads("b"))
+        await begun(work)
+        work.gate.set()
+        assert await asyncio.gather(*first) == [1] * 100
+        assert await other == 2
+        assert await asyncio.gather(*late) == [3] * 100
+
+    assert scenario(main) == []
+
+
+def test_a_read_that_fails_fails_for_its_callers_only():
+    async def main():
+        work = Work()
+        reads = SharedReads[str, int](lambda _: work.run())
+        work.error = OSError("lost")
+        calls = [asyncio.ensure_future(reads("a")) for _ in range(2)]
+        await begun(work)
+        work.gate.set()
+        assert await asyncio.gather(*calls, return_exceptions=True) == [work.error] * 2
+        work.error = None
+        assert await reads("a") == 2
 
     assert scenario(main) == []
 

@@ -13,6 +13,7 @@ from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.topic.schema import registry
 from tests.unit.spark_ledger.broker.two_brokers import Brokers
+from tests.unit.spark_ledger.topic.counted_calls import Counted
 from tests.unit.spark_ledger.topic.stage import play
 
 TEXT, BYTES, JSON, AVRO, INT32, AUTO_CONSUME = 1, 0, 2, 4, 8, 21
@@ -104,6 +105,36 @@ def test_text_that_a_producer_declares_is_version_0_of_the_topic_and_bytes_are_n
         await client.broker.close()
 
     play(act)
+
+
+def test_a_hundred_producers_that_come_at_once_read_policies_and_schema_a_few_times():
+    async def act(stage):
+        client = Client(await Brokers(stage).new("a"))
+
+        async def come(attempt):
+            answers = await asyncio.gather(
+                *(
+                    client.ask(
+                        "producer",
+                        topic=f"t-partition-{number}",
+                        producer_id=100 * attempt + number,
+                        producer_name=f"{attempt}-{number}",
+                        schema=JSON,
+                        data=fields(A),
+                    )
+                    for number in range(100)
+                )
+            )
+            assert not [answer for answer in answers if isinstance(answer, ServerError)]
+
+        await come(0)  # the broker takes the partitions
+        counted = Counted(client.broker.client)
+        await come(1)
+        assert len(client.producers) == 200
+        assert 0 < sum(counted.taken().values()) <= 20
+        await client.broker.close()
+
+    play(act, partitions=100)
 
 
 def test_a_schema_is_made_and_told_without_a_producer():
