@@ -37,8 +37,8 @@ refer to any ledger."""
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheck:
-    """The result for one ledger. `entries`: how many entries the ledger has; if it is not closed,
-    without its last fragment. `lacking`: for each bookie, how many entries it should keep and
+    """The result for one ledger. `entries`: how many entries were checked, those of complete
+    fragments. `lacking`: for each bookie, how many entries it should keep and
     lacks. `silent`: the bookies that did not respond; all entries that they should keep count as
     lacking. `nowhere`: how many entries no member has, by the responses of all members or by a
     worker's finding; `first_nowhere` is the first of these entries. `misplaced_slots`: how many
@@ -157,11 +157,12 @@ async def check_ledger(
         last = record.last_fragment.first_entry - 1
     lacking: dict[str, int] = {}
     silent: set[str] = set()
-    nowhere, first_nowhere = 0, -1
+    checked, nowhere, first_nowhere = 0, 0, -1
     unsupplied = frozenset(work.damaged if work is not None else ())  # found by a worker
     for fragment, entries in entries_of(record, last):
         if not entries or not is_fragment_complete(record, fragment.first_entry):
             continue
+        checked += len(entries)
         # By entry id the number of copies that are lacking, and of these at bookies that responded.
         lacking_copies, denied_copies = Counter[int](), Counter[int]()
         results = await asyncio.gather(
@@ -190,7 +191,7 @@ async def check_ledger(
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
     misplaced_slots = len(slots.misplaced(ledgers.cluster, record))
     return LedgerCheck(
-        *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, misplaced_slots, blocked),
+        *(record.ledger_id, checked, lacking, nowhere, first_nowhere, misplaced_slots, blocked),
         frozenset(silent),
     )
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from spark_ledger.metadata.ledger_record import derive
+from spark_ledger.metadata.ledger_record import RecordState, derive
 from spark_ledger.repair import work_list
-from spark_ledger.repair.audit import audit
+from spark_ledger.repair.audit import audit, check_ledger
 from spark_ledger.repair.work_list import Cause, Reason
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
 from tests.unit.spark_ledger.repair.stage import gone, ledger_of, lose
@@ -31,6 +31,22 @@ async def test_whole_ledgers_are_counted_and_nothing_is_wrong(deep):
         "unreferenced": 0,
     }
     assert found.is_whole
+
+
+@simulated
+async def test_entries_of_a_fragment_that_is_not_checked_do_not_count():
+    _, ledgers = await cluster_of(3)
+    written = (await ledgers.record((await ledger_of(ledgers, 10)).ledger_id)).record
+    (first,) = written.fragments
+    record = dataclasses.replace(
+        written,
+        last_entry=None,
+        fragments=(first, dataclasses.replace(first, first_entry=6)),
+        state=RecordState.OPEN,
+    )
+    assert (await check_ledger(ledgers, record, TOKENS)).entries == 6
+    record = dataclasses.replace(record, state=RecordState.IN_RECOVERY)
+    assert (await check_ledger(ledgers, record, TOKENS)).entries == 0
 
 
 @pytest.mark.parametrize("deep", [False, True])
