@@ -11,7 +11,7 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from spark_ledger.topic.log.policies import NamespacePolicies
-from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.log.topics import ListedTopic, TopicInfo
 from spark_ledger.topic.upkeep.namespaces import Namespaces
 
 
@@ -23,10 +23,10 @@ class NamedPartition(NamedTuple):
     partitions: int
 
 
-def names_of(info: TopicInfo) -> list[str]:
+def names_of(topic: ListedTopic) -> list[str]:
     """The topic's name as clients have it in lists; the names of its partitions if it is
     partitioned."""
-    return names_of_partitions(info.name, info.partitions_noted if info.policies.partitioned else 0)
+    return names_of_partitions(topic.name, topic.partitions if topic.is_partitioned else 0)
 
 
 def names_of_partitions(topic: TopicName, partitions: int) -> list[str]:
@@ -103,8 +103,8 @@ class Catalog:
         of its partitions: a client that consumes by a pattern gives up the partitions that are not
         listed. A topic that cannot be read is left out. Raises errors.NamespaceNotFound."""
         await Namespaces(self.client.store, self.client.rng).check(namespace)
-        infos = await self.client.topics.in_namespace(namespace)
-        return [name for info in infos for name in names_of(info)]
+        topics = await self.client.topics.in_namespace(namespace)
+        return [name for topic in topics for name in names_of(topic)]
 
     async def find_partition(self, name: PartitionName, *, create: bool) -> NamedPartition:
         """The partition; if the name has no number, the topic's only partition. Raises Refusal,

@@ -192,10 +192,10 @@ class WatchedNamespace:
         tenant, namespace = parse_namespace(self._namespace)
         names = await self._client.topics.names_in(self._namespace, self._changed.set)
         unread = [name for name in names if every_record or name not in self._names_of]
-        infos = await self._client.topics.infos(
+        topics = await self._client.topics.listed(
             [TopicName(tenant, namespace, name) for name in unread]
         )
-        read = {info.name.name: names_of(info) for info in infos}
+        read = {topic.name.name: names_of(topic) for topic in topics}
         before = self._names_of
         self._names_of = {
             name: read[name] if name in read else before[name]

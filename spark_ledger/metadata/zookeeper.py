@@ -28,6 +28,7 @@ from kazoo import exceptions as zk
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.handlers.utils import fileobj_to_fd
+from kazoo.protocol import serialization as jute
 from kazoo.protocol.states import KazooState
 
 from spark_ledger.async_tasks import woken
@@ -66,6 +67,8 @@ HANDSHAKE_S = 2.0
 timeout. A server that is just starting may accept a connection and never respond on it."""
 FORGET_SESSIONS = 1.5
 """In timeouts of the session: by then, each session in an older copy of the store has ended."""
+READS_AT_ONCE = 64
+"""So many nodes are read by one request, whose response has 64 MB at most."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 _log = logging.getLogger(__name__)
@@ -223,39 +226,37 @@ class _Watch:
         return hash(self._watcher)
 
 
-class _ReadGroup:
-    """Several reads as one result of kazoo, so that the event loop is called only once."""
+class _Reads:
+    """ZooKeeper's request `multiRead` (since 3.6), which kazoo lacks: the values and stats of many
+    nodes. A read of 10,000 nodes takes a tenth of the time of 10,000 requests."""
 
-    def __init__(self, read: Callable[[str], Any], paths: Sequence[str]) -> None:
-        self._read = read
+    type = 22
+
+    def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._unanswered = len(paths)
-        self._counting = threading.Lock()
-        self._results: list[Any] = []
 
-    def rawlink(self, callback: Callable[["_ReadGroup"], None]) -> None:
-        """Send the reads; kazoo's connection thread calls `callback` after the last response."""
-        self._results = list(map(self._read, self._paths))
+    def serialize(self) -> bytes:
+        """As the request `multi`: a header before each read, and a header that ends the request."""
+        head = jute.multiheader_struct.pack(jute.GetData.type, False, -1)
+        reads = [head + jute.GetData(path, None).serialize() for path in self._paths]
+        return b"".join(reads) + jute.multiheader_struct.pack(-1, True, -1)
 
-        def on_response(_: object) -> None:
-            with self._counting:
-                self._unanswered -= 1
-                is_complete = not self._unanswered
-            if is_complete:
-                callback(self)
-
-        for result in self._results:
-            result.rawlink(on_response)
-
-    def get_nowait(self) -> list[Any]:
+    @staticmethod
+    def deserialize(response: bytes, offset: int) -> list[Any]:
         """The value and stat of each node, None for a missing node. Raises kazoo's exceptions."""
         nodes: list[Any] = []
-        for result in self._results:
-            try:
-                nodes.append(result.get_nowait())
-            except zk.NoNodeError:
+        while True:
+            header, offset = jute.MultiHeader.deserialize(response, offset)
+            if header.done:
+                return nodes
+            if header.type == jute.GetData.type:
+                nodes.append(jute.GetData.deserialize(response, offset))
+                offset += 4 + len(nodes[-1][0] or b"") + jute.stat_struct.size
+            elif header.err == zk.NoNodeError.code:
                 nodes.append(None)
-        return nodes
+                offset += 4
+            else:
+                raise zk.EXCEPTIONS[header.err]
 
 
 class ZooKeeperStore:
@@ -382,10 +383,11 @@ class ZooKeeperStore:
                     raise
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        if not paths:
-            return []
         full = list(map(self._full, paths))
-        nodes = await self._read(paths[0], lambda: _ReadGroup(self._client.get_async, full))
+        starts = range(0, len(full), READS_AT_ONCE)
+        requests = [_Reads(full[start : start + READS_AT_ONCE]) for start in starts]
+        reads = (self._read(paths[0], partial(self._send, request)) for request in requests)
+        nodes = [node for part in await asyncio.gather(*reads) for node in part]
         return [None if node is None else _versioned(*node) for node in nodes]
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
@@ -515,6 +517,11 @@ class ZooKeeperStore:
                     raise StoreUnavailable(self._outage.error_text(path, began_s)) from error
         if self._closed:
             raise StoreUnavailable("the store is closed")
+
+    def _send(self, request: _Reads) -> Any:
+        result = self._client.handler.async_result()
+        self._client._call(request, result)
+        return result
 
     async def _response(self, send: Callable[[], Any]) -> Any:
         """Send a request; returns its result. Raises kazoo's exceptions."""

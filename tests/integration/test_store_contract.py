@@ -16,6 +16,7 @@ from spark_ledger.errors import Unavailable
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
 from spark_ledger.local.processes import free_port
 from spark_ledger.metadata.store import (
+    Create,
     NoNode,
     OutcomeUnknown,
     SessionState,
@@ -23,7 +24,7 @@ from spark_ledger.metadata.store import (
     StoreError,
     StoreUnavailable,
 )
-from spark_ledger.metadata.zookeeper import HANDSHAKE_S, ZooKeeperStore, connect
+from spark_ledger.metadata.zookeeper import HANDSHAKE_S, READS_AT_ONCE, ZooKeeperStore, connect
 from tests.integration.frozen import T, frozen
 from tests.integration.proxy import Proxy
 from tests.kit.store_contract import CONTRACT, PATIENCE_S, Bell
@@ -83,6 +84,23 @@ def test_syncs_that_come_together_share_a_request_and_each_sees_what_was_written
         await asyncio.gather(*map(written_and_read, range(100)))
         await store.close()
         await other.close()
+
+    asyncio.run(scenario())
+
+
+def test_many_nodes_are_read_in_their_order_with_few_requests(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store = await connect(url)
+        await store.multi([Create(f"/n{number}", b"%d" % number) for number in range(0, 200, 2)])
+        began = requests_of(zookeeper)
+        nodes = await store.get_many([f"/n{number}" for number in range(200)])
+        assert requests_of(zookeeper) - began <= 200 / READS_AT_ONCE + 5  # pings, and this question
+        values = [None if node is None else node.value for node in nodes]
+        assert values == [None if number % 2 else b"%d" % number for number in range(200)]
+        assert await store.get("/n198") == nodes[198]
+        await store.close()
 
     asyncio.run(scenario())
 

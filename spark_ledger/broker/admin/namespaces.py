@@ -91,7 +91,8 @@ async def delete_namespace(call: Call) -> None:
     if call.is_on("force"):
         await call.namespaces.check(call.namespace)
         admin = TopicAdmin(call.client)
-        names = [info.name.full for info in await call.client.topics.in_namespace(call.namespace)]
+        topics = await call.client.topics.in_namespace(call.namespace)
+        names = [topic.name.full for topic in topics]
 
         async def delete(name: str) -> None:
             with suppress(errors.TopicNotFound):

@@ -252,8 +252,8 @@ async def topics(call: Call) -> Any:
 
 async def partitioned_topics(call: Call) -> Any:
     await call.namespaces.check(call.namespace)
-    infos = await call.client.topics.in_namespace(call.namespace)
-    return [info.name.full for info in infos if info.policies.partitioned]
+    topics = await call.client.topics.in_namespace(call.namespace)
+    return [topic.name.full for topic in topics if topic.is_partitioned]
 
 
 async def _count(call: Call, info: TopicInfo) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedReads
@@ -88,6 +88,15 @@ class TopicInfo:
     def partitions_noted(self) -> int:
         """The number of partitions as far as the topic's record has it."""
         return max(self.partitions, self.grown_to)
+
+
+class ListedTopic(NamedTuple):
+    """What a list of many topics has of each. `partitions`: as far as the topic's record has the
+    number. Not partitioned: the topic has one partition, without a name of its own."""
+
+    name: TopicName
+    partitions: int
+    is_partitioned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,13 +300,13 @@ class Topics:
                     topics += [] if info is None else [info]
         return topics
 
-    async def in_namespace(self, namespace: str) -> builtins.list[TopicInfo]:
+    async def in_namespace(self, namespace: str) -> builtins.list[ListedTopic]:
         """The topics of a namespace, ordered by name. A topic that cannot be read is left out."""
         tenant, name = parse_namespace(namespace)
         with unavailable_while(f"listing the topics of namespace '{namespace}'"):
             await self.store.sync(paths.namespace(tenant, name))
         names = await self.names_in(namespace)
-        return await self.infos([TopicName(tenant, name, topic) for topic in names])
+        return await self.listed([TopicName(tenant, name, topic) for topic in names])
 
     async def names_in(self, namespace: str, watch: Watcher | None = None) -> builtins.list[str]:
         """The names of the topics in a namespace, sorted, without tenant and namespace. `watch` is
@@ -310,16 +319,15 @@ class Topics:
                 await read(self.store, path, watch)
                 return await names_in(self.store, path)
 
-    async def infos(self, names: Sequence[TopicName]) -> builtins.list[TopicInfo]:
-        """Those of these topics of one namespace that exist and can be read. Not synced."""
-        infos: builtins.list[TopicInfo] = []
+    async def listed(self, names: Sequence[TopicName]) -> builtins.list[ListedTopic]:
+        """Those of these topics that exist and can be read. Not synced."""
+        topics: builtins.list[ListedTopic] = []
         with unavailable_while("reading the records of topics"):
             for first in range(0, len(names), READ_AT_ONCE):
-                infos += await self._infos_of(names[first : first + READ_AT_ONCE])
-        return infos
+                topics += await self._listed(names[first : first + READ_AT_ONCE])
+        return topics
 
-    async def _infos_of(self, names: Sequence[TopicName]) -> builtins.list[TopicInfo]:
-        namespace_node = await read(self.store, _namespace_of(names[0]))
+    async def _listed(self, names: Sequence[TopicName]) -> builtins.list[ListedTopic]:
         pointers = await self.store.get_many([name.path for name in names])
         ids = {
             records.decode_topic_pointer(pointer.value): name
@@ -327,12 +335,12 @@ class Topics:
             if pointer is not None
         }
         nodes = await self.store.get_many([paths.topic(topic_id) for topic_id in ids])
-        infos = []
-        for (topic_id, name), node in zip(ids.items(), nodes, strict=True):
+        topics = []
+        for name, node in zip(ids.values(), nodes, strict=True):
             with suppress(errors.UnsupportedFormat):
                 if node is not None:
-                    infos.append(_info_of(topic_id, name, node, namespace_node))
-        return infos
+                    topics.append(ListedTopic(name, *records.decode_partitions(node.value)))
+        return topics
 
     async def names(self) -> builtins.list[TopicName]:
         """Every topic's name, with one read for each namespace and no read for a topic."""
@@ -456,7 +464,7 @@ class Topics:
         most, name = namespace.topics_max, f"{topic.tenant}/{topic.namespace}"
         if most is None or more == 0:
             return
-        count = sum(info.partitions_noted for info in await self.in_namespace(name))
+        count = sum(listed.partitions for listed in await self.in_namespace(name))
         if count + more > most:
             raise errors.BadConfig(
                 f"Exceed maximum number of topics in namespace: '{name}' has {count} partitions of"

@@ -214,8 +214,8 @@ def test_a_topic_grows_and_rows_stay_where_they_are():
         await admin.grow("t", 3)
 
         (listed,) = await stage.client.topics.in_namespace("public/default")
-        numbers = listed.partitions, listed.partitions_noted
-        assert (listed.name.name, numbers) == ("t", (1, 3))
+        info = await stage.client.topics.open("t")
+        assert (listed.name.name, listed.partitions, info.partitions) == ("t", 3, 1)
         facts = await admin.describe("t")
         assert [one.end_offset for one in facts.partitions] == [30, 0, 0]
         with pytest.raises(errors.BadConfig, match="has 3 partitions, and cannot get 3"):

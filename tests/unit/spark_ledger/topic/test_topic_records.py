@@ -56,6 +56,21 @@ def test_a_record_is_read_as_it_was_written(record, encode, decode):
     assert decode(encode(record)) == record
 
 
+@pytest.mark.parametrize("grown_to", [0, 7])
+@pytest.mark.parametrize("is_partitioned", [True, False])
+def test_a_list_of_topics_reads_their_partitions_as_a_whole_record_has_them(
+    grown_to, is_partitioned
+):
+    policies = TopicPolicies(partitioned=is_partitioned)
+    record = TopicRecord("persistent://a/b/c", 4, policies, grown_to=grown_to)
+    value = records.encode_topic(record)
+    assert records.decode_partitions(value) == (max(4, grown_to), is_partitioned)
+    later = json.loads(value) | {"min_reader": records.READER_VERSION + 1}
+    for unreadable in (value[:-1], b"{}", json.dumps(later).encode()):
+        with pytest.raises(errors.UnsupportedFormat):
+            records.decode_partitions(unreadable)
+
+
 def test_a_commit_has_these_bytes():
     assert records.encode_commit(COMMIT) == (
         b'{"actions":[{"action":"append","segments":[{"bytes":3500,"entries":[[0,1],[4,4]],'

@@ -78,7 +78,7 @@ READS = {
         "in_namespace",
         "again",
         "names_in",
-        "infos",
+        "listed",
         "own_policies",
         "check_room",
     },
