@@ -6,7 +6,8 @@ Always true:
   within HEAD_S, or if the client has not read the response within RESPONSE_S;
 - a line of a head has LINE_BYTES_MAX at most, a head HEADERS_MAX fields, a body BODY_BYTES_MAX.
   No more of a request is kept in memory, and no body is decompressed;
-- a response is JSON, bytes, or empty; an error's response is {"reason": ...}.
+- a response is JSON, bytes, or empty; an error's response is {"reason": ...}. JSON that the caller
+  makes in pieces is sent piece by piece, as the client reads it.
 
 The caller decides which routes there are, and which requests are refused.
 """
@@ -14,7 +15,7 @@ The caller decides which routes there are, and which requests are refused.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -49,7 +50,7 @@ class HttpRequest:
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
     """`body` is sent unchanged if it is bytes, else as JSON; not at all with status NO_CONTENT.
-    `media` is the type of a body of bytes."""
+    `media` is the type of a body of bytes. An iterator has the pieces of a text of JSON."""
 
     body: Any = None
     status: HTTPStatus = HTTPStatus.OK
@@ -107,9 +108,22 @@ def _handler_of_aiohttp(handle: Handler) -> Callable[[web.Request], Awaitable[we
                 own,
             )
         )
+        if isinstance(response.body, AsyncIterator):
+            return await _stream(response.body, request)
         return _encoded(response)
 
     return respond
+
+
+async def _stream(pieces: AsyncIterator[bytes], request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.content_type = "application/json"
+    response.force_close()
+    await response.prepare(request)
+    async for piece in pieces:
+        await response.write(piece)
+    await response.write_eof()
+    return response
 
 
 @web.middleware

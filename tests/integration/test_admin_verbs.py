@@ -90,7 +90,7 @@ def is_policy(path):
         and last
         not in (
             *("unload", "topics", "bundles", "partitions", "properties", "createMissedPartitions"),
-            *("terminate", "compaction", "backlogSize"),
+            *("terminate", "compaction", "backlogSize", "clearBacklog"),
         )
     ) or "/property/" in path
 

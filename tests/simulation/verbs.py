@@ -98,6 +98,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "topic.EntrySender.wait_for_copies": "as that",
     "topic.TopicLog.forget": "the store went back in time (test_commit_tokens.py)",
     "topic.Topics.set_namespace": "of an operator (test_topics.py)",
+    "topic.Topics.change_namespace": "of an operator (test_admin_policies.py)",
     "topic.Topics.namespaces": "as that",
     "topic.live_repair.repair": "of an operator, for bytes that no owner can open"
     " (test_foreign_entries.py)",

@@ -10,8 +10,7 @@ from typing import Any
 
 from spark_ledger import __version__
 from spark_ledger.broker.admin.access import HttpRefusal
-from spark_ledger.broker.admin.call import Call
-from spark_ledger.broker.admin.stats import WHOLE_NAMESPACE
+from spark_ledger.broker.admin.call import WHOLE_NAMESPACE, Call
 from spark_ledger.broker.log.membership import brokers_alive
 from spark_ledger.http import HttpResponse
 

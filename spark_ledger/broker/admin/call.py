@@ -20,6 +20,8 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.namespaces import Namespaces
 
 DIGITS_MAX = 15
+WHOLE_NAMESPACE = "0x00000000_0xffffffff"
+"""The one bundle of every namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,17 @@ class Call:
     @property
     def namespace(self) -> str:
         return "{tenant}/{namespace}".format(**self.request.parts)
+
+    async def check_namespace(self) -> None:
+        """Raises errors.NamespaceNotFound, and HttpRefusal if the path names a bundle that is not
+        the whole namespace."""
+        bundle = self.request.parts.get("bundle", WHOLE_NAMESPACE)
+        await self.namespaces.check(self.namespace)
+        if bundle != WHOLE_NAMESPACE:
+            raise HttpRefusal(
+                HTTPStatus.PRECONDITION_FAILED,
+                f"there is no bundle {bundle}: a namespace is one bundle, {WHOLE_NAMESPACE}",
+            )
 
     @property
     def name(self) -> PartitionName:

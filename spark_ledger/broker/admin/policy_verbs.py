@@ -244,8 +244,24 @@ async def put_properties(call: Call) -> None:
     given = checked_object(call.json())
     if not all(isinstance(value, str) for value in given.values()):
         raise wrong_shape("properties are texts by their names")
-    present = await properties(call)
-    await NAMESPACES.change(call, {"properties": {**present, **given}})
+    await _change_properties(call, lambda present: present | given)
+
+
+async def _change_properties(
+    call: Call, changed: Callable[[dict[str, str]], dict[str, str]]
+) -> dict[str, str]:
+    """Change the properties as they are when they are written, so that no change of another caller
+    is lost; returns the properties before."""
+    before: dict[str, str] = {}
+
+    def changes_of(present: NamespacePolicies) -> Values:
+        nonlocal before
+        before = dict(present.properties or {})
+        return {"properties": changed(before)}
+
+    await call.namespaces.check(call.namespace)
+    await call.client.topics.change_namespace(call.namespace, changes_of)
+    return before
 
 
 async def delete_properties(call: Call) -> None:
@@ -257,17 +273,16 @@ async def show_property(call: Call) -> Any:
 
 
 async def put_property(call: Call) -> None:
-    parts = call.request.parts
-    present = await properties(call)
-    changed = {**present, parts["key"]: parts["value"]}
-    await NAMESPACES.change(call, {"properties": changed})
+    added = {call.request.parts["key"]: call.request.parts["value"]}
+    await _change_properties(call, lambda present: present | added)
 
 
 async def delete_property(call: Call) -> Any:
-    present, key = dict(await properties(call)), call.request.parts["key"]
-    removed = present.pop(key, None)
-    await NAMESPACES.change(call, {"properties": present})
-    return removed
+    key = call.request.parts["key"]
+    before = await _change_properties(
+        call, lambda present: {name: value for name, value in present.items() if name != key}
+    )
+    return before.get(key)
 
 
 async def replication(call: Call) -> Any:

@@ -22,8 +22,10 @@ from spark_ledger.broker.dispatch.acks import Acks, after_unacknowledged
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.wire.commands import Refusal, signed
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.acks.asking import encode_answer
-from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.log.topics import ListedTopic, TopicInfo
+from spark_ledger.topic.subscription.nodes import check_name
 from spark_ledger.topic.subscription.records import SubscriptionKind, check_properties
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
@@ -40,10 +42,15 @@ async def subscriptions(call: Call) -> Any:
 
 
 async def create_subscription(call: Call) -> None:
-    info, name = await _subscription_of(call)
+    """If the topic does not exist, it is made, if clients may make it."""
     plain = call.json()
     given = properties_of(plain.get("properties") if isinstance(plain, dict) else None)
     check_properties(given)
+    check_name(call.request.parts["subscription"])
+    position = _position_in(plain)
+    if isinstance(position, End) and call.name.partition is None:
+        await call.broker.catalog.find(call.name.topic, create=True)
+    info, name = await _subscription_of(call)
     await call.client.subscriptions.create(
         *(info.id, name, _target_of(plain, info)),
         kind=SubscriptionKind.CONSUMER,
@@ -80,6 +87,41 @@ async def delete_subscription(call: Call) -> None:
         await SubscriptionMoves(call.client, info.id).delete(name)
     else:
         await call.client.subscriptions.delete(info.id, name)
+
+
+# -- of a namespace --------------------------------------------------------------------------------
+
+
+async def clear_backlogs(call: Call) -> None:
+    """Move a subscription in each topic to the end; without a name, all that consumers use."""
+    name = call.request.parts.get("subscription")
+
+    async def clear(topic: ListedTopic) -> None:
+        names = [] if name is None else [name]
+        if name is None:
+            infos = await call.client.subscriptions.list(topic.id, unreadable={})
+            names = [info.name for info in infos if info.kind is SubscriptionKind.CONSUMER]
+        for each in names:
+            with suppress(errors.SubscriptionNotFound, errors.TopicDeleted):
+                await SubscriptionMoves(call.client, topic.id).clear(each)
+
+    await _in_each_topic(call, clear)
+
+
+async def unsubscribe(call: Call) -> None:
+    """Delete the subscription in each topic that has it."""
+
+    async def delete(topic: ListedTopic) -> None:
+        with suppress(errors.SubscriptionNotFound, errors.TopicDeleted):
+            await call.client.subscriptions.delete(topic.id, call.request.parts["subscription"])
+
+    await _in_each_topic(call, delete)
+
+
+async def _in_each_topic(call: Call, act: Callable[[ListedTopic], Awaitable[None]]) -> None:
+    """The first error ends the call; topics that were changed before stay changed."""
+    await call.check_namespace()
+    await call_each(act, await call.client.topics.in_namespace(call.namespace))
 
 
 # -- moves -----------------------------------------------------------------------------------------
@@ -238,6 +280,21 @@ def _id_in(call: Call) -> Any:
 def _target_of(plain: Any, info: TopicInfo, number: int | None = None) -> SeekTarget:
     """The position of a message id; without an id, the end. `number` is the partition that the
     request names. Raises HttpRefusal."""
+    position = _position_in(plain, number)
+    if isinstance(position, End):
+        return position
+    ledger, offsets = position
+    if ledger != names.ledger_number(info.id):
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"message id {ledger}:{plain['entryId']} is of another topic than {info.name}"[:200],
+        )
+    return offsets
+
+
+def _position_in(plain: Any, number: int | None = None) -> End | tuple[int, dict[int, int]]:
+    """As `_target_of`: an end of any topic, or offsets by partition in the topic whose message ids
+    have this ledger."""
     if plain is None or plain == "latest":
         return End.LATEST
     if plain == "earliest":
@@ -253,9 +310,4 @@ def _target_of(plain: Any, info: TopicInfo, number: int | None = None) -> SeekTa
         return End.LATEST
     if ledger == EARLIEST_LEDGER:
         return End.EARLIEST
-    if ledger != names.ledger_number(info.id):
-        raise HttpRefusal(
-            HTTPStatus.PRECONDITION_FAILED,
-            f"message id {ledger}:{entry} is of another topic than {info.name}",
-        )
-    return {partition: entry + batch_index + after}
+    return ledger, {partition: entry + batch_index + after}

@@ -10,11 +10,10 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker.admin.access import HttpRefusal, check_no_page
-from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.admin.call import WHOLE_NAMESPACE, Call
 from spark_ledger.broker.admin.messages import shown_id
 from spark_ledger.broker.admin.stats import (
     HERE,
-    WHOLE_NAMESPACE,
     ask_brokers,
     ask_other_owners,
     is_in_use,
@@ -192,13 +191,7 @@ async def unload(call: Call) -> None:
 
 async def unload_namespace(call: Call) -> None:
     """As `unload`, the topics of the namespace. A bundle is the whole namespace."""
-    bundle = call.request.parts.get("bundle", WHOLE_NAMESPACE)
-    await call.namespaces.check(call.namespace)
-    if bundle != WHOLE_NAMESPACE:
-        raise HttpRefusal(
-            HTTPStatus.PRECONDITION_FAILED,
-            f"there is no bundle {bundle}: a namespace is one bundle, {WHOLE_NAMESPACE}",
-        )
+    await call.check_namespace()
     for topic in call.broker.open_topics():
         if f"{topic.info.name.tenant}/{topic.info.name.namespace}" == call.namespace:
             _send_clients_away(topic, None)

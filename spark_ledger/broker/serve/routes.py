@@ -104,6 +104,19 @@ ROUTES = (
     RouteEntry("GET", f"{_NAMESPACE}/bundles", topics.bundles),
     RouteEntry("PUT", f"{_NAMESPACE}/unload", topics.unload_namespace),
     RouteEntry("PUT", f"{_NAMESPACE}/{{bundle}}/unload", topics.unload_namespace),
+    RouteEntry("POST", f"{_NAMESPACE}/clearBacklog", subscriptions.clear_backlogs),
+    RouteEntry(
+        "POST", f"{_NAMESPACE}/clearBacklog/{{subscription}}", subscriptions.clear_backlogs
+    ),
+    RouteEntry("POST", f"{_NAMESPACE}/unsubscribe/{{subscription}}", subscriptions.unsubscribe),
+    RouteEntry("POST", f"{_NAMESPACE}/{{bundle}}/clearBacklog", subscriptions.clear_backlogs),
+    RouteEntry(
+        *("POST", f"{_NAMESPACE}/{{bundle}}/clearBacklog/{{subscription}}"),
+        subscriptions.clear_backlogs,
+    ),
+    RouteEntry(
+        "POST", f"{_NAMESPACE}/{{bundle}}/unsubscribe/{{subscription}}", subscriptions.unsubscribe
+    ),
     *policy_verbs.of_namespaces(_NAMESPACE),
     RouteEntry("GET", f"{_NAMESPACE}/replication", policy_verbs.replication),
     RouteEntry("POST", f"{_NAMESPACE}/replication", policy_verbs.set_replication),

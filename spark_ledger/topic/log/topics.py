@@ -94,6 +94,7 @@ class ListedTopic(NamedTuple):
     """What a list of many topics has of each. `partitions`: as far as the topic's record has the
     number. Not partitioned: the topic has one partition, without a name of its own."""
 
+    id: str
     name: TopicName
     partitions: int
     is_partitioned: bool
@@ -336,10 +337,11 @@ class Topics:
         }
         nodes = await self.store.get_many([paths.topic(topic_id) for topic_id in ids])
         topics = []
-        for name, node in zip(ids.values(), nodes, strict=True):
+        for (topic_id, name), node in zip(ids.items(), nodes, strict=True):
             with suppress(errors.UnsupportedFormat):
                 if node is not None:
-                    topics.append(ListedTopic(name, *records.decode_partitions(node.value)))
+                    partitions = records.decode_partitions(node.value)
+                    topics.append(ListedTopic(topic_id, name, *partitions))
         return topics
 
     async def names(self) -> builtins.list[TopicName]:
@@ -477,15 +479,23 @@ class Topics:
         INHERIT unsets a policy. Makes the namespace if it does not exist. A topic of the namespace
         follows a policy unless the policy was set on the topic. Raises errors.TopicNameInvalid,
         errors.BadConfig, errors.CommitContended."""
-        path = paths.namespace(*parse_namespace(namespace))
         NamespacePolicies().with_changes(changes)  # raises before the namespace is made
+        return await self.change_namespace(namespace, lambda _: changes)
+
+    async def change_namespace(
+        self, namespace: str, changes_of: Callable[[NamespacePolicies], Mapping[str, Any]]
+    ) -> NamespacePolicies:
+        """As `set_namespace`; `changes_of` makes the changes of the present policies, again after
+        each lost race."""
+        path = paths.namespace(*parse_namespace(namespace))
         with unavailable_while(f"changing namespace '{namespace}'"):
             await not_held_checks(self.store)
             await ensure(self.store, path)
             tries = Tries(self._rng)
             while True:
                 node = await self.store.get(path)
-                after = records.decode_namespace(node.value).with_changes(changes)
+                present = records.decode_namespace(node.value)
+                after = present.with_changes(changes_of(present))
                 value = records.encode_namespace(after)
                 if value == node.value:
                     return after

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import AsyncIterator
 
 from spark_ledger.broker.serve.routes import routes
 from spark_ledger.broker.settings import DEFAULTS
@@ -31,6 +32,9 @@ class Asked:
                     method, path, match.groupdict(), pairs, headers, content, peer, "10.0.0.1"
                 )
                 response = await route.handle(asked)
+                if isinstance(response.body, AsyncIterator):
+                    pieces = [piece async for piece in response.body]
+                    return response.status, json.loads(b"".join(pieces))
                 return response.status, response.body
         raise AssertionError(path)
 

@@ -418,6 +418,23 @@ def test_subscriptions_are_made_at_a_message_moved_and_deleted():
     at_a_broker(act)
 
 
+def test_a_subscription_makes_its_topic_where_a_client_may():
+    async def act(ask, broker, stage):
+        made = "/admin/v2/persistent/public/default/new"
+        elsewhere = {"ledgerId": 3, "entryId": 0}
+        for body, status in ((elsewhere, 404), ({"ledgerId": "x"}, 400), ({"properties": 1}, 400)):
+            assert (await ask("PUT", f"{made}/subscription/s", body))[0] == status
+        assert (await ask("PUT", f"{made}-partition-0/subscription/s"))[0] == 404
+        assert (await ask("PUT", made.replace("default", "gone") + "/subscription/s"))[0] == 404
+        assert await broker.client.topics.find("new") is None
+        assert await ask("PUT", f"{made}/subscription/s") == (204, None)
+        assert await ask("GET", f"{made}/subscriptions") == (200, ["s"])
+        await broker.client.topics.set_namespace("public/default", {"auto_create": False})
+        assert (await ask("PUT", f"{made}2/subscription/s"))[0] == 404
+
+    at_a_broker(act)
+
+
 def test_a_query_keeps_its_subscription():
     async def act(ask, broker, stage):
         topic = await broker.client.topics.open("t")

@@ -1,6 +1,8 @@
 """Each policy of the admin API, set by HTTP on a namespace and on a topic of a simulated cluster:
 each row of the table, what it stores, what it shows, what it refuses."""
 
+import asyncio
+
 import pytest
 
 from spark_ledger.broker.admin.policies import (
@@ -396,6 +398,19 @@ def test_properties_of_a_namespace_are_added_shown_and_removed():
         assert await ask("DELETE", path) == (204, None)
         assert await ask("GET", path) == (200, {})
         assert (await ask("GET", path.replace("default", "gone")))[0] == 404
+
+    at_a_broker(act)
+
+
+def test_properties_that_callers_add_at_once_are_all_kept():
+    async def act(ask, broker, stage):
+        names = [f"p{number}" for number in range(8)]
+        path = f"{N}/properties"
+        puts = [ask("PUT", path, {name: "1"}) for name in names]
+        puts += [ask("PUT", f"{N}/property/q{name}/2") for name in names]
+        assert set(await asyncio.gather(*puts)) == {(204, None)}
+        expected = dict.fromkeys(names, "1") | {f"q{name}": "2" for name in names}
+        assert await ask("GET", path) == (200, expected)
 
     at_a_broker(act)
 

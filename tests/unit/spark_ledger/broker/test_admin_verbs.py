@@ -304,6 +304,36 @@ def test_a_namespace_is_unloaded_as_the_one_bundle_that_it_is(bundle):
     at_a_broker(act)
 
 
+@pytest.mark.parametrize("bundle", ["", "0x00000000_0xffffffff/", "0x00000000_0x40000000/"])
+def test_backlogs_of_a_namespace_are_cleared_and_its_subscriptions_deleted(bundle, monkeypatch):
+    async def act(ask, broker, ledger):
+        space, refused = f"{V2}/namespaces/public/default", bundle.endswith("0x40000000/")
+        topic, _ = await broker.client.topics.open("t"), await broker.client.topics.create("u")
+        for name, at in (("t", "abc"), ("u", "c")):
+            for subscription in at:
+                path = f"{T}/{name}/subscription/{subscription}"
+                assert await ask("PUT", path, {"ledgerId": -1, "entryId": -1}) == (204, None)
+
+        async def positions():
+            subscriptions = broker.client.subscriptions
+            return [(await subscriptions.positions(topic.id, name))[0] for name in "abc"]
+
+        async def asked(verb):
+            assert (await ask("POST", f"{space}/{bundle}{verb}"))[0] == (412 if refused else 204)
+            gone = space.replace("default", "gone")
+            assert (await ask("POST", f"{gone}/{bundle}{verb}"))[0] == 404
+
+        await asked("clearBacklog/a")
+        assert await positions() == ([0, 0, 0] if refused else [5, 0, 0])
+        await asked("clearBacklog")
+        assert await positions() == ([0, 0, 0] if refused else [5, 5, 5])
+        await asked("unsubscribe/c")
+        left = [(await ask("GET", f"{T}/{name}/subscriptions"))[1] for name in "tu"]
+        assert left == ([["a", "b", "c"], ["c"]] if refused else [["a", "b"], []])
+
+    with_messages(act, monkeypatch)
+
+
 def test_brokers_are_named_by_their_addresses_for_http(monkeypatch):
     async def main(stage):
         brokers = Brokers(stage)

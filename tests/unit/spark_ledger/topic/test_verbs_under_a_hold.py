@@ -32,6 +32,9 @@ VERBS = {
     "Topics.change_properties": lambda s: s.client.topics.change_properties("t", {"a": "b"}),
     "Topics.note_growth": lambda s: s.client.topics.note_growth(s.topic, 2),
     "Topics.set_namespace": lambda s: s.client.topics.set_namespace("public/default", QUORUM),
+    "Topics.change_namespace": lambda s: s.client.topics.change_namespace(
+        "public/default", lambda _: QUORUM
+    ),
     "TopicAdmin.create": lambda s: TopicAdmin(s.client).create("new"),
     "TopicAdmin.delete": lambda s: TopicAdmin(s.client).delete("t"),
     "TopicAdmin.change_policies": lambda s: TopicAdmin(s.client).change_policies("t", QUORUM),
