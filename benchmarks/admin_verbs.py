@@ -36,7 +36,7 @@ STATS = "broker-stats/topics"
 def make(service_url: str, count: int, used: int) -> None:
     async def work(client: TopicClient) -> None:
         async def create(name: str) -> None:
-            is_partitioned = name[-1] == "0"
+            is_partitioned = name.startswith("public/many/") and name.endswith("0")
             await client.topics.create(name, 1, {"partitioned": is_partitioned})
 
         names = [f"public/many/t{n}" for n in range(count)]
@@ -96,7 +96,7 @@ def main() -> None:
         listed = asyncio.run(list_of_protocol(cluster.broker_url))
         print(f"GET_TOPICS_OF_NAMESPACE: {len(listed.content)} topics, {listed}")
         print(f"GET broker-stats/topics: {len(producers)} topics, {timed(f'{url}/{STATS}')}")
-        print(f"GET .../stats of one topic: {timed(f'{url}/persistent/public/used/u0/stats')}")
+        print(f"GET .../stats of one topic: {timed(f'{url}/persistent/public/used/u1/stats')}")
         client.close()
 
 

@@ -67,8 +67,8 @@ HANDSHAKE_S = 2.0
 timeout. A server that is just starting may accept a connection and never respond on it."""
 FORGET_SESSIONS = 1.5
 """In timeouts of the session: by then, each session in an older copy of the store has ended."""
-READS_AT_ONCE = 64
-"""So many nodes are read by one request, whose response has 64 MB at most."""
+READS_AT_ONCE = 256
+"""So many nodes are read by one request. Nodes that are read together are small, as a rule."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 _log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class _Reads:
         """As the request `multi`: a header before each read, and a header that ends the request."""
         head = jute.multiheader_struct.pack(jute.GetData.type, False, -1)
         reads = [head + jute.GetData(path, None).serialize() for path in self._paths]
-        return b"".join(reads) + jute.multiheader_struct.pack(-1, True, -1)
+        return b"".join([*reads, jute.multiheader_struct.pack(-1, True, -1)])
 
     @staticmethod
     def deserialize(response: bytes, offset: int) -> list[Any]:

@@ -105,9 +105,7 @@ ROUTES = (
     RouteEntry("PUT", f"{_NAMESPACE}/unload", topics.unload_namespace),
     RouteEntry("PUT", f"{_NAMESPACE}/{{bundle}}/unload", topics.unload_namespace),
     RouteEntry("POST", f"{_NAMESPACE}/clearBacklog", subscriptions.clear_backlogs),
-    RouteEntry(
-        "POST", f"{_NAMESPACE}/clearBacklog/{{subscription}}", subscriptions.clear_backlogs
-    ),
+    RouteEntry("POST", f"{_NAMESPACE}/clearBacklog/{{subscription}}", subscriptions.clear_backlogs),
     RouteEntry("POST", f"{_NAMESPACE}/unsubscribe/{{subscription}}", subscriptions.unsubscribe),
     RouteEntry("POST", f"{_NAMESPACE}/{{bundle}}/clearBacklog", subscriptions.clear_backlogs),
     RouteEntry(

@@ -36,6 +36,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import (
     TRIES_MAX,
     Tries,
+    call_each,
     ensure,
     names_in,
     read,
@@ -64,6 +65,8 @@ from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 NEAREST_MAX = 3
 READ_AT_ONCE = 200
 """So many records are decoded in one step of the loop."""
+PARTS_AT_ONCE = 2
+"""While one part is decoded, the next part is read."""
 TOPIC_PROPERTIES_BYTES_MAX = 16 << 10
 """How many bytes the names and values of a topic's properties may take."""
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -174,6 +177,7 @@ class Topics:
         self._rng = rng
         self._ids = SharedReads(self._read_id)
         self._infos = SharedReads(self._read_again)
+        self._partitions = records.PartitionsSeen()
 
     async def create(
         self,
@@ -322,11 +326,11 @@ class Topics:
 
     async def listed(self, names: Sequence[TopicName]) -> builtins.list[ListedTopic]:
         """Those of these topics that exist and can be read. Not synced."""
-        topics: builtins.list[ListedTopic] = []
+        starts = range(0, len(names), READ_AT_ONCE)
+        parts = [names[start : start + READ_AT_ONCE] for start in starts]
         with unavailable_while("reading the records of topics"):
-            for first in range(0, len(names), READ_AT_ONCE):
-                topics += await self._listed(names[first : first + READ_AT_ONCE])
-        return topics
+            listed = await call_each(self._listed, parts, PARTS_AT_ONCE)
+        return [topic for part in listed for topic in part]
 
     async def _listed(self, names: Sequence[TopicName]) -> builtins.list[ListedTopic]:
         pointers = await self.store.get_many([name.path for name in names])
@@ -340,8 +344,7 @@ class Topics:
         for (topic_id, name), node in zip(ids.items(), nodes, strict=True):
             with suppress(errors.UnsupportedFormat):
                 if node is not None:
-                    partitions = records.decode_partitions(node.value)
-                    topics.append(ListedTopic(topic_id, name, *partitions))
+                    topics.append(ListedTopic(topic_id, name, *self._partitions.of(node.value)))
         return topics
 
     async def names(self) -> builtins.list[TopicName]:

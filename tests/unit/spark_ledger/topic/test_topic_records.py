@@ -71,6 +71,21 @@ def test_a_list_of_topics_reads_their_partitions_as_a_whole_record_has_them(
             records.decode_partitions(unreadable)
 
 
+def test_partitions_of_records_that_were_seen_are_kept_within_a_limit_of_bytes(monkeypatch):
+    decoded, decode = [], records.decode_partitions
+    monkeypatch.setattr(
+        records, "decode_partitions", lambda value: decoded.append(value) or decode(value)
+    )
+    one, two = (records.encode_topic(TopicRecord("persistent://a/b/c", n)) for n in (1, 2))
+    seen = records.PartitionsSeen()
+    assert [seen.of(value) for value in (one, one, two)] == [(1, True), (1, True), (2, True)]
+    assert decoded == [one, two]
+    seen.BYTES_MAX = len(one)
+    three = records.encode_topic(TopicRecord("persistent://a/b/c", 3))
+    assert [seen.of(value)[0] for value in (three, three, one)] == [3, 3, 1]
+    assert decoded == [one, two, three, one]
+
+
 def test_a_commit_has_these_bytes():
     assert records.encode_commit(COMMIT) == (
         b'{"actions":[{"action":"append","segments":[{"bytes":3500,"entries":[[0,1],[4,4]],'

@@ -101,6 +101,7 @@ READS = {
         "for_read",
         "forget",
         "client_version",
+        "registered_ms",
         "number_for_clients",
         "has_columns",
     },
