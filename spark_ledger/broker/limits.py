@@ -91,12 +91,13 @@ class SubscribeCounts:
 
 
 class SendLimits:
-    """What producers of one partition may send: at which rate, and how late it may be due after its
-    publish time."""
+    """What producers of one partition may send: at which rate, how late it may be due after its
+    publish time, and in batches of how many bytes."""
 
     def __init__(self) -> None:
         self.rate = Allowance()
         self.delay_ms_max: int | None = None
+        self.batch_bytes_max: int | None = None
 
     def fault_of(self, metadata: Any) -> str | None:
         """Why a message with this metadata is refused; None: it is not."""
@@ -108,6 +109,7 @@ class SendLimits:
     def change(self, policies: TopicPolicies, now_s: float) -> None:
         self.rate.change(Rate.parse(policies.publish_rate), now_s)
         self.delay_ms_max = policies.delay_ms_max
+        self.batch_bytes_max = policies.message_bytes_max
 
 
 class ReadPartition(Protocol):

@@ -37,7 +37,7 @@ FIELDS = {
     "BrokerSettings": (26, "settings, one field each"),
     "BookieConfig": (18, "settings"),
     "ClientConfig": (33, "settings"),
-    "TopicPolicies": (35, "one field for each policy"),
+    "TopicPolicies": (36, "one field for each policy"),
     "ReadOptions": (21, "options, one field each"),
     "WriteOptions": (19, "options"),
     "LedgerRecord": (16, "the fields of a record in the store"),

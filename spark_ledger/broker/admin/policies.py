@@ -91,13 +91,14 @@ def _limit(
 ) -> PulsarPolicy:
     """A number from 0 on; `none` is the value here for 0, which means no limit. A number below
     `least` is not implemented."""
+    name = namespace or topic
 
     def take(plain: Any) -> dict[str, Any]:
-        number = whole_number(plain, namespace)
+        number = whole_number(plain, name)
         if number < 0:
-            raise refused(HTTPStatus.PRECONDITION_FAILED, f"{namespace} must be 0 or more")
+            raise refused(HTTPStatus.PRECONDITION_FAILED, f"{name} must be 0 or more")
         if 0 < number < least:
-            reason = f"a {namespace} of {number} is refused: give {least} or more, or 0"
+            reason = f"a {name} of {number} is refused: give {least} or more, or 0"
             raise refused(HTTPStatus.NOT_IMPLEMENTED, reason)
         return {ours: number or none}
 
@@ -355,6 +356,7 @@ POLICIES = (
     rate("dispatch_rate", "dispatchRate", "topicDispatchRate"),
     rate("subscription_dispatch_rate", "subscriptionDispatchRate", "subscriptionDispatchRate"),
     rate("subscribe_rate", "subscribeRate", "clusterSubscribeRate"),
+    _limit("message_bytes_max", "", "maxMessageSize", ""),
 )
 """Every policy that is taken, except quotas, which a query parameter divides in two."""
 
@@ -370,7 +372,7 @@ NOT_IMPLEMENTED_OF_NAMESPACES: Mapping[str, Any] = {
     "offloadThresholdInSeconds": -1,
     "offloadDeletionLagMs": None,
 }
-NOT_IMPLEMENTED_OF_TOPICS: Mapping[str, Any] = {"maxMessageSize": None, "replication": None}
+NOT_IMPLEMENTED_OF_TOPICS: Mapping[str, Any] = {"replication": None}
 
 
 # -- quotas ----------------------------------------------------------------------------------------
@@ -438,7 +440,7 @@ def quotas(values: Values) -> dict[str, Any]:
 
 def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
     """Raises HttpRefusal, errors.BadConfig."""
-    taken = {policy.record: policy for policy in POLICIES}
+    taken = {policy.record: policy for policy in POLICIES if policy.record}
     changes: dict[str, Any] = {}
     for name, value in checked_object({} if plain is None else plain).items():
         if value is None or value == {} or value == [] or name == "bundles":
@@ -483,7 +485,11 @@ def to_pulsar(values: Values, cluster: str) -> dict[str, Any]:
         "encryption_required": False,
         "subscription_auth_mode": "None",
         "properties": values.get("properties") or {},
-        **{policy.record: _recorded(policy, values, cluster) for policy in POLICIES},
+        **{
+            policy.record: _recorded(policy, values, cluster)
+            for policy in POLICIES
+            if policy.record
+        },
     }
 
 

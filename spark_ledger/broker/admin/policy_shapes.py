@@ -26,9 +26,10 @@ class PulsarPolicy:
     `namespace` and `topic`: the last part of its path below a namespace and below a topic; "": it
     is not set there. `ours`: the policies here that it consists of. `take` makes their values from
     Pulsar's JSON, and raises HttpRefusal. `show` makes Pulsar's JSON from the values that are set;
-    None: the policy is not set. `record` is the name in the object of all policies of a namespace.
-    A namespace without the policy shows `unset`. `verbs` are those below a namespace; below a topic
-    there is always a DELETE. With `by_cluster` that object has the policy by the cluster's name."""
+    None: the policy is not set. `record` is the name in the object of all policies of a namespace,
+    "" if the object lacks the policy. A namespace without the policy shows `unset`. `verbs` are
+    those below a namespace; below a topic there is always a DELETE. With `by_cluster` that object
+    has the policy by the cluster's name."""
 
     namespace: str
     topic: str

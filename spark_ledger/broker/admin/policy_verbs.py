@@ -114,7 +114,13 @@ class _Topics:
             raise refused(
                 HTTPStatus.NOT_IMPLEMENTED, "there is one cluster: leave isGlobal out, or false"
             )
-        name = (await call.existing_topic()).name.full
+        name, most = (await call.existing_topic()).name.full, call.broker.message_bytes_max
+        size = changes.get("message_bytes_max")
+        if isinstance(size, int) and size > most:
+            raise refused(
+                HTTPStatus.PRECONDITION_FAILED,
+                f"maxMessageSize of a topic must be {most} or less, as of the broker, not {size}",
+            )
         if changes.get("retention") == INHERIT:  # a topic always has a retention of its own
             retention = (await call.client.topics.inherited_policies(name)).retention
             changes = {**changes, "retention": retention}

@@ -142,7 +142,9 @@ class Intake:
             run = Run(producer, shape.name, batched=False)
         elif run.batched or run.producer_name != shape.name or not run.takes_alike:
             return 0
-        alike = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
+        size_max = min(run.room, self._bytes_max)
+        limit = producer.partition.send_limits.batch_bytes_max or size_max
+        alike = shape.read(data, spans, at, size_max, run.after, limit)
         if alike.sends:
             run.extend(alike)
             self._runs[producer.id] = run
@@ -219,6 +221,10 @@ class Intake:
 
     def _checked(self, batch: bytes, partition: PartitionOfProducer) -> pulsar_batch.Batch:
         """Raises Refusal."""
+        most = partition.send_limits.batch_bytes_max
+        if most is not None and len(batch) > most:
+            what = f"Exceed maximum message size: {len(batch)} bytes, the topic's policy"
+            raise Refusal(self.drop, f"{what} message_bytes_max allows {most}")
         if len(batch) > self._bytes_max:
             limit = self._bytes_max - METADATA_BYTES_MAX
             raise Refusal(self.drop, f"a batch of {len(batch)} bytes, at most {limit} are allowed")

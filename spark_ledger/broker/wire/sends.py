@@ -87,19 +87,28 @@ class Shape:
         return Shape(send.producer_id, send.sequence_id, counted, name)
 
     def read(
-        self, data: bytes, spans: Sequence[Span], at: int, size_max: int, after: int | None
+        self,
+        data: bytes,
+        spans: Sequence[Span],
+        at: int,
+        size_max: int,
+        after: int | None,
+        batch_max: int,
     ) -> Alike:
-        """The successive frames of this shape from span `at` on, of `size_max` bytes at most; the
-        compressed batches have UNPACKED_MAX bytes at most, decompressed. The sequence ids in the
-        messages are above `after` and rise: a frame with another id ends the read. `after` None:
-        sequence ids are not read from messages."""
+        """The successive frames of this shape from span `at` on. Their batches have `size_max`
+        bytes together, at most, and each has `batch_max`; the compressed batches have UNPACKED_MAX
+        bytes at most, decompressed. The sequence ids in the messages are above `after` and rise: a
+        frame with another id ends the read. `after` None: sequence ids are not read from
+        messages."""
         alike, head, rest = Alike(), self._head, self._rest
         number, number_at = -1, len(head)
         for begin, batch_at, end in islice(spans, at, None):
             last = batch_at - len(rest)
-            size_max -= end - batch_at
+            size = end - batch_at
+            size_max -= size
             if (
                 size_max < 0
+                or size > batch_max
                 or batch_at - begin != self._command_bytes
                 or not data.startswith(head, begin)
                 or not data.startswith(rest, last)

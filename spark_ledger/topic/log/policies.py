@@ -38,6 +38,7 @@ NONE_MEANINGS = {
     "subscriptions_max": "for no limit",
     "consumer_unacked_max": "for the broker's setting",
     "subscription_unacked_max": "for the broker's setting",
+    "message_bytes_max": "for the broker's setting",
     "delay_ms_max": "for no limit",
     "deduplication_entries_max": "for the broker's setting",
     "publish_rate": "for no limit",
@@ -118,7 +119,9 @@ class TopicPolicies:
     partition, and `subscription_consumers_max` consumers of a subscription in it. Clients make no
     subscription beyond `subscriptions_max` of the topic, and none without
     `auto_create_subscriptions`. `consumer_unacked_max` and `subscription_unacked_max` count in
-    place of the broker's settings of these names; 0: no limit.
+    place of the broker's settings of these names; 0: no limit. A broker refuses batches, and chunks
+    of messages, of more than `message_bytes_max`, metadata included; the broker's setting of this
+    name counts too.
 
     Without `delayed_delivery` a broker sends delayed messages at once. It stores none that is to
     wait for more than `delay_ms_max`. With `deduplication` the next owner of a partition reads
@@ -155,6 +158,7 @@ class TopicPolicies:
     consumer_unacked_max: int | None = None
     subscription_unacked_max: int | None = None
     auto_create_subscriptions: bool = True
+    message_bytes_max: int | None = None
     delayed_delivery: bool = True
     delay_ms_max: int | None = None
     deduplication_entries_max: int | None = None

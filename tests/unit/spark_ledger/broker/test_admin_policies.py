@@ -60,6 +60,8 @@ def subscribes(count, seconds):
 SUBSCRIPTIONS = "allowAutoSubscriptionCreation"
 NOT_WHOLE = [("x", 400), (1.5, 400), (True, 400), (None, 400), ([], 400), (2**31, 400), (-1, 412)]
 LIMIT = [(7, 7), (0, None)]
+BYTES_MAX = 4 << 10
+"""Of a message, by the broker's settings."""
 DISPATCH = (
     [
         (dispatched(5, 7), "5 messages, 7 bytes"),
@@ -174,6 +176,7 @@ CASES = {
         ],
         [(subscribes(5, 0), 412), (subscribes(5, "x"), 400), (subscribes(None, 5), 400)],
     ),
+    "maxMessageSize": (LIMIT, [*NOT_WHOLE, (BYTES_MAX + 1, 412)]),
 }
 """By policy what is taken, with the values here, and what is refused, with the status."""
 
@@ -185,7 +188,7 @@ def as_shown(policy, plain):
 
 
 def test_every_policy_of_the_table_has_a_case():
-    assert list(CASES) == [policy.namespace for policy in POLICIES]
+    assert list(CASES) == [policy.namespace or policy.topic for policy in POLICIES]
 
 
 async def stored(broker, ours):
@@ -197,7 +200,9 @@ async def stored(broker, ours):
     return values[0] if len(ours) == 1 else tuple(values)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.namespace)
+@pytest.mark.parametrize(
+    "policy", [policy for policy in POLICIES if policy.namespace], ids=lambda p: p.namespace
+)
 def test_a_policy_is_set_shown_and_unset_on_a_namespace(policy):
     taken, refused = CASES[policy.namespace]
     path, method = f"{N}/{policy.namespace}", "PUT" if "PUT" in policy.verbs else "POST"
@@ -230,15 +235,16 @@ def test_a_policy_is_set_shown_and_unset_on_a_namespace(policy):
     "policy", [policy for policy in POLICIES if policy.topic], ids=lambda policy: policy.topic
 )
 def test_a_policy_of_a_topic_counts_before_that_of_its_namespace(policy):
-    taken, refused = CASES[policy.namespace]
+    taken, refused = CASES[policy.namespace or policy.topic]
     path, method = f"{T}/{policy.topic}", "PUT" if "PUT" in policy.verbs else "POST"
     whole = as_shown(policy, taken[-1][0])
 
     async def act(ask, broker, stage):
+        broker.message_bytes_max = BYTES_MAX
         await stage.client.topics.delete("t")
         await stage.client.topics.create("t", policies={})
         assert await ask("GET", path) == (204, None)
-        assert await ask(method, f"{N}/{policy.namespace}", taken[-1][0]) == (204, None)
+        await broker.client.topics.set_namespace("public/default", policy.take(taken[-1][0]))
         assert await ask("GET", path) == (204, None)
         assert await ask("GET", f"{path}?applied=true") == (200, whole)
         plain, values = taken[0]

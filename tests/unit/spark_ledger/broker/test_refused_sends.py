@@ -9,6 +9,8 @@ import pytest
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 from tests.unit.spark_ledger.broker.connections import LONG, Partition, connected, runs_of, sent
+from tests.unit.spark_ledger.broker.sessions import TOPIC, session_of
+from tests.unit.spark_ledger.topic.stage import play
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,34 @@ def test_a_send_under_a_longer_name_than_is_remembered_is_refused(batch, what):
     runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 2)]))
     assert [numbers for _, numbers in runs] == [[0], [2]]
     assert what in answers[1].send_error.message
+
+
+def test_a_batch_beyond_the_size_that_its_topic_takes_is_refused_and_those_around_it_are_stored():
+    async def act(stage):
+        broker, session = await session_of(stage)
+        await broker.client.topics.change_policies("t", {"message_bytes_max": 200})
+        await session.answer("producer_success", "producer", topic=TOPIC, producer_id=1)
+        payloads = [b"x", b"y", b"x" * 300, b"z", b"x"]
+        batches = [lone(message(data), sequence_id=at) for at, data in enumerate(payloads)]
+        batches.append(batch_of([message(b"x" * 300)], sequence_id=5))
+        frames = [sent(1, at, batch) for at, batch in enumerate(batches)]
+        session.connection.data_received(b"".join(frames))
+        for at in range(6):
+            name = "send_error" if at in (2, 5) else "send_receipt"
+            answer = await session.socket.answer(name)
+            assert answer.sequence_id == at
+            if name == "send_error":
+                assert (answer.error, "message size" in answer.message) == (22, True)
+        await broker.client.topics.change_policies("t", {"message_bytes_max": None})
+        session.ask("send", batches[2], producer_id=1, sequence_id=6, num_messages=1)
+        assert (await session.socket.answer("send_error")).sequence_id == 6
+        await session.answer("producer_success", "producer", topic=TOPIC, producer_id=2)
+        session.ask("send", batches[2], producer_id=2, sequence_id=0, num_messages=1)
+        assert (await session.socket.answer("send_receipt")).producer_id == 2
+        session.connection.connection_lost(None)
+        await broker.seal()
+
+    play(act)
 
 
 @pytest.mark.parametrize("deduplication", [False, True])

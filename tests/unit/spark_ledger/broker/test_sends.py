@@ -61,8 +61,8 @@ def stream_of(frames):
     return PulsarFrameReader().split(b"".join(frames))
 
 
-def read_of(shape, frames, *, size_max=1 << 20, after=-1):
-    return shape.read(*stream_of(frames), 0, size_max, after)
+def read_of(shape, frames, *, size_max=1 << 20, after=-1, batch_max=1 << 20):
+    return shape.read(*stream_of(frames), 0, size_max, after, batch_max)
 
 
 def sent(producer_id, sequence_id, batch, **said):
