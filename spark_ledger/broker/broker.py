@@ -41,6 +41,7 @@ from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.schema.registry import SchemaRegistry
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 SEAL_S = 5.0
@@ -122,6 +123,17 @@ class Broker:
     @cached_property
     def non_persistent(self) -> NonPersistentTopics:
         return NonPersistentTopics(self.catalog, self.ownership)
+
+    async def find(self, topic: TopicName) -> TopicInfo:
+        """Raises Refusal if there is no such topic, errors.Unavailable."""
+        if isinstance(topic, NonPersistentName):
+            return await self.non_persistent.existing(topic)
+        return await self.catalog.find(topic, create=False)
+
+    def schemas_of(self, topic: TopicInfo) -> SchemaRegistry:
+        """The registry that has the schema of the topic."""
+        is_stored = not isinstance(topic.name, NonPersistentName)
+        return self.client.schemas if is_stored else self.non_persistent.schemas
 
     async def look_at_non_persistent(self, others: Iterable[str]) -> None:
         """As NonPersistentTopics.look."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import client_schemas, registry
 from spark_ledger.topic.schema.client_rules import Strategy
@@ -23,14 +22,16 @@ async def check(schema: ClientSchema) -> None:
 
 
 async def declare(
-    client: TopicClient, topic: TopicInfo, schema: ClientSchema, *, may_add: bool = True
+    schemas: registry.SchemaRegistry,
+    topic: TopicInfo,
+    schema: ClientSchema,
+    *,
+    may_add: bool = True,
 ) -> ClientVersion:
     """The version of the topic's schema for a checked schema. Without `may_add` it is an existing
     version, or the first version. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
     strategy = Strategy(topic.policies.schema_compatibility)
-    return await client.schemas.register_client(
-        topic, schema, strategy, may_add=may_add, compare=_compare
-    )
+    return await schemas.register_client(topic, schema, strategy, may_add=may_add, compare=_compare)
 
 
 async def misfit(

@@ -187,7 +187,12 @@ def ack_moves(topic_id: str) -> str:
 
 def topic_schema(topic_id: str, version: int | None = None) -> str:
     """The record of the topic's current schema, or one version of the schema."""
-    schema = f"{topic(topic_id)}/schema"
+    return schema_in(topic(topic_id), version)
+
+
+def schema_in(folder: str, version: int | None = None) -> str:
+    """As `topic_schema`, of the topic whose nodes are in the folder."""
+    schema = f"{folder}/schema"
     return schema if version is None else f"{schema}/{version:05d}"
 
 

@@ -14,6 +14,7 @@ from tests.tidy.sources import ROOT
 V2 = "/admin/v2"
 SPACE = f"{V2}/namespaces/{{tenant}}/{{namespace}}"
 TOPIC = f"{V2}/persistent/{{tenant}}/{{namespace}}/{{topic}}"
+IN_MEMORY = TOPIC.replace("persistent", "non-persistent")
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 SCHEMAS = f"{V2}/schemas/{{tenant}}/{{namespace}}/{{topic}}"
 TENANT = {"adminRoles": [], "allowedClusters": ["standalone"]}
@@ -40,6 +41,7 @@ REFUSED = {
     f"DELETE {V2}/brokers/configuration/{{name}}": 412,
     f"GET {TOPIC}/compaction": 501,
     f"PUT {TOPIC}/compaction": 501,
+    f"DELETE {IN_MEMORY}/subscription/{{subscription}}": 404,
 }
 OF_PARTITIONS = ("/partition", "/partitioned-", "/terminate/partitions", "/createMissed")
 PLACES = {
@@ -119,7 +121,8 @@ def made_for(url, client, line, places, domain):
     assert ask(url, "PUT", topic) == (204, None)
     if path.startswith(SCHEMAS) and line != f"POST {SCHEMAS}/schema":
         assert ask(url, "POST", f"schemas/{space}/{places['topic']}/schema", SCHEMA)[0] == 200
-    if "{subscription}" in path and line != f"PUT {SUBSCRIPTION}":
+    is_stored = domain == "persistent"
+    if "{subscription}" in path and line != f"PUT {SUBSCRIPTION}" and is_stored:
         assert ask(url, "PUT", f"{topic}/subscription/s", EARLIEST) == (204, None)
     if not path.endswith(("{entry}", "{position}", "/examinemessage", "/lastMessageId")):
         return {}

@@ -5,9 +5,9 @@ gives no answer, the partition has no clients and no numbers. Rates are 0, excep
 is the mean since the broker has the partition; `msgDropCount`, which Pulsar lacks, is exact.
 """
 
-import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,15 +21,20 @@ from spark_ledger.broker.admin.facts import (
     publisher_stats,
     subscription_stats,
 )
-from spark_ledger.broker.admin.stats import HERE
+from spark_ledger.broker.admin.stats import HERE, ask_brokers
 from spark_ledger.broker.admin.topics import partitions_in
 from spark_ledger.broker.catalog import names_of_partitions
 from spark_ledger.broker.log.membership import brokers_alive
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.nonpersistent.dispatchers import PassingDispatcher
 from spark_ledger.broker.nonpersistent.topic import PassingTopic
+from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.http import HttpFailure
+from spark_ledger.metadata.store_calls import call_each
+from spark_ledger.topic.log.topics import TopicInfo
 
+BROKERS_AT_ONCE = 16
+"""How many brokers are asked for statistics at a time."""
 _log = logging.getLogger(__name__)
 
 Stats = dict[str, Any]
@@ -70,13 +75,13 @@ async def _make(call: Call, count: int) -> None:
     if name.partition is not None:
         reason = f"{call.request.parts['topic']} is the name of a partition"
         raise HttpRefusal(HTTPStatus.PRECONDITION_FAILED, reason)
-    if await records.partitions(name.topic) is not None:
+    if await records.find(name.topic) is not None:
         raise errors.TopicExists(f"there is a topic '{name.topic}' already")
     await records.put(name.topic, count)
 
 
 async def grow(call: Call) -> None:
-    count, current = partitions_in(call)[0], await _existing(call)
+    count, current = partitions_in(call)[0], _count(await _existing(call))
     if not current:
         raise HttpRefusal(HTTPStatus.CONFLICT, f"topic {_name(call).topic} is not partitioned")
     if count < current:
@@ -87,14 +92,18 @@ async def grow(call: Call) -> None:
 
 async def delete_topic(call: Call) -> None:
     """Delete a topic, partitioned or not. Its clients are sent away within some seconds."""
-    await _existing(call)
-    name = _name(call)
+    info = await _existing(call)
+    if _name(call).partition is not None:
+        reason = "one partition cannot be deleted: DELETE .../partitions removes the topic"
+        raise HttpRefusal(HTTPStatus.NOT_IMPLEMENTED, reason)
     if not call.is_on("force"):
-        used = [s["publishers"] or s["subscriptions"] for s in (await _stats_of_all(call)).values()]
+        used = [
+            s["publishers"] or s["subscriptions"] for s in (await _stats_of(call, info)).values()
+        ]
         if any(used):
-            reason = f"Topic has active producers/subscriptions: {name.topic} has connected clients"
+            reason = f"Topic has active producers/subscriptions: {info.name} has connected clients"
             raise HttpRefusal(HTTPStatus.PRECONDITION_FAILED, reason)
-    await call.broker.non_persistent.records.delete(name.topic)
+    await call.broker.non_persistent.records.delete(info.name)
 
 
 async def delete_all(call: Call) -> None:
@@ -104,28 +113,77 @@ async def delete_all(call: Call) -> None:
         await records.delete(topic)
 
 
+async def unload(call: Call) -> None:
+    """Send the topic's clients away, at every broker; the clients come back by themselves."""
+    info, number = await _existing(call), _name(call).partition
+    _numbers(info, number)  # raises if there is no such partition
+    topic = call.broker.non_persistent.open.get(info.name)
+    if topic is not None:
+        topic.leave_each(number)
+    await _ask_others(call, "PUT")
+
+
+# -- subscriptions ---------------------------------------------------------------------------------
+
+
+async def subscriptions(call: Call) -> Any:
+    """The subscriptions that have consumers: there are no others."""
+    parts = await _stats_of(call, await _existing(call))
+    return sorted({name for part in parts.values() for name in part["subscriptions"]})
+
+
+async def delete_subscription(call: Call) -> None:
+    """Only with `force`, which sends the consumers away: they come back by themselves."""
+    info, name = await _existing(call), call.request.parts["subscription"]
+    if not call.is_on(HERE):
+        if name not in await subscriptions(call):
+            text = f"there is no subscription '{name}'"
+            raise errors.SubscriptionNotFound(text, subscription=name)
+        if not call.is_on("force"):
+            text = f"Subscription has active connected consumers: '{name}' of topic {info.name}"
+            raise HttpRefusal(HTTPStatus.PRECONDITION_FAILED, text)
+    topic = call.broker.non_persistent.open.get(info.name)
+    if topic is not None:
+        topic.subscriptions.send_away_from(name, _name(call).partition)
+    await _ask_others(call, "DELETE")
+
+
+async def _ask_others(call: Call, method: str) -> None:
+    """Let the other brokers carry the request out too, unless another broker sent it."""
+    if not call.is_on(HERE):
+        others = (await brokers_alive(call.client.store)).keys() - {call.broker.id}
+        await ask_brokers(call.broker, others, f"{call.request.path}?{HERE}=true", method)
+
+
 # -- statistics ------------------------------------------------------------------------------------
 
 
 async def topic_stats(call: Call) -> Any:
     """The statistics of a topic that is not partitioned, or of one partition."""
-    count, number = await _existing(call), _name(call).partition
-    if (number is None) == (count > 0) or (number or 0) >= max(1, count):
-        raise errors.TopicNotFound(f"topic '{_name(call).topic}' has {count} partitions")
-    return await _stats(call, number or 0)
+    info, number = await _existing(call), _name(call).partition
+    if info.policies.partitioned and number is None:
+        raise errors.TopicNotFound(
+            f"topic '{info.name}' is partitioned", "Ask for .../partitioned-stats."
+        )
+    return (await _stats_of(call, info)).get(number or 0) or _partition_stats([], {})
 
 
 async def partitioned_stats(call: Call) -> Any:
-    count, topic = await _existing(call), _name(call).topic
-    if not count:
-        raise errors.TopicNotFound(f"topic '{topic}' is not partitioned", "Ask for .../stats.")
-    by_partition = await _stats_of_all(call)
+    """With the flag `here`: only of the partitions of this broker, by name, and of the partition
+    that the request names."""
+    info, is_here = await _existing(call), call.is_on(HERE)
+    if not info.policies.partitioned and not is_here:
+        raise errors.TopicNotFound(f"topic '{info.name}' is not partitioned", "Ask for .../stats.")
+    by_partition = await _stats_of(call, info)
+    names_ = names_of_partitions(info.name, _count(info))
+    named = {names_[number]: part for number, part in by_partition.items()}
+    if is_here:
+        return {"partitions": named}
     whole = merged(by_partition.values())
     for subscription in whole["subscriptions"].values():
         subscription["msgDropCount"] = sum(_drops(by_partition.values(), subscription["name"]))
-    named = dict(zip(names_of_partitions(topic, count), by_partition.values(), strict=True))
     is_wanted = call.request.query.get("perPartition", "true").lower() == "true"
-    whole["metadata"] = {"partitions": count, "deleted": False}
+    whole["metadata"] = {"partitions": info.partitions, "deleted": False}
     return whole | {"partitions": named if is_wanted else {}}
 
 
@@ -134,33 +192,43 @@ def _drops(parts: Iterable[Stats], name: str) -> list[int]:
     return [sub["msgDropCount"] for sub in subscriptions if sub is not None]
 
 
-async def _stats_of_all(call: Call) -> dict[int, Stats]:
-    count = await _existing(call)
-    numbers = range(max(1, count))
-    stats = await asyncio.gather(*(_stats(call, number) for number in numbers))
-    return dict(zip(numbers, stats, strict=True))
+async def _stats_of(call: Call, info: TopicInfo) -> dict[int, Stats]:
+    """The statistics of the partition that the call names, or of all, by number. One request to
+    each broker on which partitions fall gets them; with the flag `here` no broker is asked."""
+    numbers, here = _numbers(info, _name(call).partition), _stats_here(call, info)
+    if call.is_on(HERE):
+        return {number: stats for number, stats in here.items() if number in numbers}
+    brokers = await call.broker.non_persistent.owners_of(info)
+    others = {brokers[number] for number in numbers} - {call.broker.ownership.broker_id}
+    registered = await brokers_alive(call.client.store) if others else {}
+    addresses = [registered[id_].admin_url for id_ in sorted(others & registered.keys())]
+    answers = await call_each(partial(_stats_from, call), addresses, BROKERS_AT_ONCE)
+    stats: dict[int, Stats] = {}
+    for answer in (*answers, here):
+        stats |= answer
+    return {number: stats.get(number) or _partition_stats([], {}) for number in numbers}
 
 
-async def _stats(call: Call, number: int) -> Stats:
-    topic, passing = _name(call).topic, call.broker.non_persistent
-    served = passing.open.get(topic)
-    if served is not None and number in served.partitions:
-        return _stats_here(served, number)
-    broker, _ = await passing.owner_of(topic, number)
-    if broker != call.broker.ownership.broker_id and not call.is_on(HERE):
-        registered = (await brokers_alive(call.client.store)).get(broker)
-        last = f"-partition-{number}" if await passing.records.partitions(topic) else ""
-        path = f"{topic.tenant}/{topic.namespace}/{topic.name}{last}/stats?{HERE}=true"
-        try:
-            if registered is not None and registered.admin_url:
-                url = f"{registered.admin_url}/admin/v2/non-persistent/{path}"
-                return dict(await http.ask(url))
-        except (HttpFailure, *errors.MALFORMED) as error:
-            _log.warning("broker %s gives no statistics of %s: %s", broker, topic, error)
-    return _stats_of([], {})
+async def _stats_from(call: Call, admin_url: str) -> dict[int, Stats]:
+    path = "{tenant}/{namespace}/{topic}/partitioned-stats".format(**call.request.parts)
+    try:
+        plain = await http.ask(f"{admin_url}/admin/v2/non-persistent/{path}?{HERE}=true")
+        parts = plain["partitions"]
+        return {names.parse(name).partition or 0: parts[name] for name in parts}
+    except (HttpFailure, Refusal, *errors.MALFORMED) as error:
+        _log.warning("the broker at %s gives no statistics of %s: %s", admin_url, path, error)
+        return {}
 
 
-def _stats_here(topic: PassingTopic, number: int) -> Stats:
+def _stats_here(call: Call, info: TopicInfo) -> dict[int, Stats]:
+    topic = call.broker.non_persistent.open.get(info.name)
+    if topic is None:
+        return {}
+    numbers = (number for number in sorted(topic.partitions) if number < info.partitions)
+    return {number: _stats_at(topic, number) for number in numbers}
+
+
+def _stats_at(topic: PassingTopic, number: int) -> Stats:
     subscriptions = {}
     for subscription in topic.subscriptions.used_here():
         dispatcher = subscription.dispatcher_of(number)
@@ -178,10 +246,10 @@ def _stats_here(topic: PassingTopic, number: int) -> Stats:
             stats = subscription_stats(facts) | drops | {"name": subscription.name}
             subscriptions[subscription.name] = stats
     producers = topic.partitions[number].producers
-    return _stats_of([publisher_stats(producer) for producer in producers], subscriptions)
+    return _partition_stats([publisher_stats(producer) for producer in producers], subscriptions)
 
 
-def _stats_of(publishers: list[Stats], subscriptions: dict[str, Stats]) -> Stats:
+def _partition_stats(publishers: list[Stats], subscriptions: dict[str, Stats]) -> Stats:
     drop_rate = sum(subscription["msgDropRate"] for subscription in subscriptions.values())
     rates = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut", "averageMsgSize")
     numbers = dict.fromkeys(rates, 0.0) | {"storageSize": 0, "backlogSize": 0}
@@ -194,11 +262,25 @@ def _name(call: Call) -> PartitionName:
     return names.parse("non-persistent://{tenant}/{namespace}/{topic}".format(**call.request.parts))
 
 
-async def _existing(call: Call) -> int:
-    """The topic's number of partitions. Raises errors.TopicNotFound, errors.NamespaceNotFound."""
+async def _existing(call: Call) -> TopicInfo:
+    """Raises errors.TopicNotFound, errors.NamespaceNotFound."""
     await call.namespaces.check(call.namespace)
     topic = _name(call).topic
-    partitions = await call.broker.non_persistent.records.partitions(topic)
-    if partitions is None:
+    info = await call.broker.non_persistent.records.find(topic)
+    if info is None:
         raise errors.TopicNotFound(f"there is no topic '{topic}'")
-    return partitions
+    return info
+
+
+def _count(info: TopicInfo) -> int:
+    """The number of partitions as clients count them: 0 if the topic is not partitioned."""
+    return info.partitions if info.policies.partitioned else 0
+
+
+def _numbers(info: TopicInfo, number: int | None) -> Sequence[int]:
+    """The partition that a request names, or all. Raises errors.TopicNotFound."""
+    if number is None:
+        return range(info.partitions)
+    if number >= _count(info):
+        raise errors.TopicNotFound(f"topic '{info.name}' has {_count(info)} partitions")
+    return [number]

@@ -10,6 +10,7 @@ from spark_ledger import errors
 from spark_ledger.broker import schemas
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.names import NonPersistentName
 from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import client_schemas
@@ -21,8 +22,8 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 async def latest(call: Call) -> Any:
-    info = await call.existing_topic()
-    declared = (await call.client.schemas.of(info)).client_versions
+    info = await _topic(call)
+    declared = (await call.broker.schemas_of(info).of(info)).client_versions
     if not declared:
         raise HttpRefusal(HTTPStatus.NOT_FOUND, f"topic {call.name.topic} has no schema for Pulsar")
     return await _to_json(call, info, declared[-1])
@@ -31,8 +32,8 @@ async def latest(call: Call) -> Any:
 async def version(call: Call) -> Any:
     """Also one that was deleted without force: messages may have it."""
     number = call.request.parts["version"]
-    info = await call.existing_topic()
-    registered = await call.client.schemas.of(info)
+    info = await _topic(call)
+    registered = await call.broker.schemas_of(info).of(info)
     declared = registered.client_version(int(number)) if _NUMBER.fullmatch(number) else None
     if declared is None:
         raise HttpRefusal(
@@ -42,18 +43,21 @@ async def version(call: Call) -> Any:
 
 
 async def versions(call: Call) -> Any:
-    info = await call.existing_topic()
-    declared = (await call.client.schemas.of(info)).client_versions
+    info = await _topic(call)
+    declared = (await call.broker.schemas_of(info).of(info)).client_versions
     shown = await call_each(partial(_to_json, call, info), declared, VERSIONS_AT_ONCE)
     return {"getSchemaResponses": shown}
 
 
 async def register(call: Call) -> Any:
     """As a producer does: a topic that is not there is made, if clients may make it."""
-    schema, topic = await _schema_in_body(call), call.name.topic
-    info = await call.broker.catalog.find(topic, create=True)
+    schema = await _schema_in_body(call)
     try:
-        declared = await schemas.declare(call.client, info, schema)
+        info = await _topic(call)
+    except errors.TopicNotFound:
+        info = await call.broker.catalog.find(call.name.topic, create=True)
+    try:
+        declared = await schemas.declare(call.broker.schemas_of(info), info, schema)
     except errors.SchemaIncompatible as error:
         raise HttpRefusal(HTTPStatus.CONFLICT, str(error)) from error
     return {"version": {"version": declared.number}}
@@ -61,14 +65,14 @@ async def register(call: Call) -> Any:
 
 async def delete(call: Call) -> Any:
     """With `force` messages of old versions find no schema any more. -1: there was none."""
-    info = await call.existing_topic()
-    last = await call.client.schemas.delete_for_clients(info, erase=call.is_on("force"))
+    info = await _topic(call)
+    last = await call.broker.schemas_of(info).delete_for_clients(info, erase=call.is_on("force"))
     return {"version": -1 if last is None else last}
 
 
 async def compatibility(call: Call) -> Any:
-    info, schema = await call.existing_topic(), await _schema_in_body(call)
-    declared = (await call.client.schemas.of(info)).client_versions
+    info, schema = await _topic(call), await _schema_in_body(call)
+    declared = (await call.broker.schemas_of(info).of(info)).client_versions
     misfit = await schemas.misfit(info, schema, declared, producer_misfit)
     strategy = info.policies.schema_compatibility.upper()
     return {"compatibility": misfit is None, "schemaCompatibilityStrategy": strategy}
@@ -85,7 +89,22 @@ async def version_of(call: Call) -> Any:
 
 async def _versions(call: Call) -> tuple[ClientVersion, ...]:
     """Raises errors.TopicNotFound."""
-    return (await call.client.schemas.of(await call.existing_topic())).client_versions
+    info = await _topic(call)
+    return (await call.broker.schemas_of(info).of(info)).client_versions
+
+
+async def _topic(call: Call) -> TopicInfo:
+    """As Call.existing_topic; without it the topic of this name whose messages are only in memory:
+    the paths of these verbs name no kind of topics."""
+    try:
+        return await call.existing_topic()
+    except errors.TopicNotFound:
+        topic = call.name.topic
+        name = NonPersistentName(topic.tenant, topic.namespace, topic.name)
+        info = await call.broker.non_persistent.records.find(name)
+        if info is None:
+            raise
+        return info
 
 
 async def _schema_in_body(call: Call) -> ClientSchema:
@@ -116,7 +135,7 @@ async def _to_json(call: Call, info: TopicInfo, declared: ClientVersion) -> dict
     return {
         "version": declared.number,
         "type": schema.kind.name,
-        "timestamp": await call.client.schemas.registered_ms(info, declared.number),
+        "timestamp": await call.broker.schemas_of(info).registered_ms(info, declared.number),
         "data": schema.data.decode(errors="replace"),
         "properties": dict(schema.properties),
     }

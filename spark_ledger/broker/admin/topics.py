@@ -193,12 +193,19 @@ async def unload_namespace(call: Call) -> None:
     """As `unload`, the topics of the namespace. A bundle is the whole namespace."""
     await call.check_namespace()
     for topic in call.broker.open_topics():
-        if f"{topic.info.name.tenant}/{topic.info.name.namespace}" == call.namespace:
+        if _namespace_of(topic.info) == call.namespace:
             _send_clients_away(topic, None)
+    for passing in call.broker.non_persistent.open.values():
+        if _namespace_of(passing.info) == call.namespace:
+            passing.leave_each()
     if not call.is_on(HERE):
         path = f"{call.request.path}?{HERE}=true"
         others = (await brokers_alive(call.client.store)).keys() - {call.broker.id}
         await ask_brokers(call.broker, others, path, "PUT")
+
+
+def _namespace_of(info: TopicInfo) -> str:
+    return f"{info.name.tenant}/{info.name.namespace}"
 
 
 def _send_clients_away(topic: OwnedTopic, number: int | None) -> None:

@@ -128,6 +128,12 @@ class PassingSubscriptions(TopicSubscriptions):
     ) -> Subscription:
         return PassingSubscription(name, request.kind, None, self.sharing, request.keys)
 
+    def send_away_from(self, name: str, number: int | None) -> None:
+        """End the subscription's consumers, in this partition or in all (None)."""
+        for consumer in self._by_name[name].consumers if name in self._by_name else ():
+            if number in (None, consumer.dispatcher.partition.number):
+                consumer.end()
+
     def dispatchers(self, number: int) -> list[PassingDispatcher]:
         """Those of the partition."""
         dispatchers = (one.dispatcher_of(number) for one in self._by_name.values())
@@ -168,10 +174,14 @@ class PassingTopic:
         owned.send_producers_away()
         self.subscriptions.send_consumers_away(number)
 
+    def leave_each(self, number: int | None = None) -> None:
+        """Leave this partition, or all (None): it begins anew with the next client."""
+        for own in [own for own in self.partitions if number in (None, own)]:
+            self.leave(own)
+
     def leave_all(self) -> None:
         self.is_ended = True
-        for number in list(self.partitions):
-            self.leave(number)
+        self.leave_each()
 
     # -- for the topic's subscriptions ---------------------------------------------------------
 

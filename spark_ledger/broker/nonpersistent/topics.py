@@ -1,21 +1,24 @@
 """Which non-persistent topics there are, and which broker has which partition of them.
 
     /non-persistent/<tenant>/<namespace>/<topic>   {"partitions": n}, 0: it is not partitioned
+    .../<topic>/schema, .../<topic>/schema/<n>     as those of other topics (registry.py)
 
-Always true: the store is written when a topic is made, grows or is deleted, never for a message. A
-partition is at the broker on which it falls among the brokers that are alive; no record names it.
-While brokers see different brokers alive, a client may be refused, and looks the partition up
-again; messages between two clients at different brokers are lost. `look` ends this: it sends the
-clients away of partitions that fall on other brokers.
+Always true: the store is written when a topic is made, grows, gets a schema or is deleted, never
+for a message. The policies are those of the namespace. A partition is at the broker on which it
+falls among the brokers that are alive; no record names it. While brokers see different brokers
+alive, a client may be refused, and looks the partition up again; messages between two clients at
+different brokers are lost. `look` ends this: it sends the clients away of partitions that fall on
+other brokers.
 """
 
 import json
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedReads
 from spark_ledger.broker.catalog import Catalog, names_of_partitions
 from spark_ledger.broker.log.ownership import Ownership
 from spark_ledger.broker.names import NonPersistentName, PartitionName
@@ -23,13 +26,21 @@ from spark_ledger.broker.nonpersistent.topic import PassingTopic
 from spark_ledger.broker.owner.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.cluster import not_held_checks
-from spark_ledger.metadata.store import NodeExists, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import names_in, read, unavailable_while
+from spark_ledger.metadata.cluster import multi_unless_held, not_held_checks
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    OutcomeUnknown,
+    Versioned,
+)
+from spark_ledger.metadata.store_calls import Tries, names_in, read, unavailable_while
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName, parse_namespace
-from spark_ledger.topic.log.policies import PARTITIONS_MAX, TopicPolicies
-from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.log.policies import PARTITIONS_MAX
+from spark_ledger.topic.log.topics import TopicInfo, check_topics_max, policies_in
+from spark_ledger.topic.schema.registry import SchemaRegistry
 from spark_ledger.topic.upkeep.namespaces import Namespaces
 
 
@@ -39,30 +50,62 @@ class NonPersistentRecords:
 
     client: TopicClient
 
-    async def partitions(self, topic: TopicName) -> int | None:
-        """None: there is no such topic."""
+    async def find(self, topic: TopicName) -> TopicInfo | None:
+        """The topic with its namespace's policies of now. None: there is no such topic."""
+        folder = paths.namespace(topic.tenant, topic.namespace)
         with unavailable_while(f"opening topic '{topic}'"):
-            node = await read(self.client.store, topic.path)
-        return None if node is None else _decoded(node.value)
+            node, namespace = await self.client.store.get_many([topic.path, folder])
+        if node is None:
+            return None
+        partitions = _decoded(node.value)
+        inherited, is_partitioned = policies_in(namespace), partitions > 0
+        policies = replace(inherited, partitioned=is_partitioned, deduplication=False)
+        # a topic that is deleted and made anew is another topic
+        id_ = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{topic.full}?{node.created_ms}"))
+        return TopicInfo(id_, topic, max(1, partitions), policies)
 
-    async def put(self, topic: TopicName, partitions: int) -> int:
-        """Make the topic, unless it exists; a partitioned one may grow. Returns its number of
-        partitions."""
-        store = self.client.store
-        with unavailable_while(f"making topic '{topic}'"):
-            await not_held_checks(store)
-            with suppress(NodeExists, OutcomeUnknown):
-                await store.create(topic.path, _encoded(partitions), parents=True)
-            node = await store.get(topic.path)
-            if 0 < _decoded(node.value) < partitions:
-                await store.set(topic.path, _encoded(partitions), node.version)
-                return partitions
-        return _decoded(node.value)
+    async def put(self, topic: TopicName, partitions: int) -> TopicInfo:
+        """Make the topic, unless it exists; a partitioned one may grow. Raises errors.BadConfig
+        beyond the namespace's topics_max."""
+        store, existing = self.client.store, await self.find(topic)
+        current = 0 if existing is None else existing.partitions
+        more = max(1, partitions) - current
+        if existing is None or (existing.policies.partitioned and more > 0):
+            await self._check_room(topic, more)
+            with unavailable_while(f"making topic '{topic}'"):
+                await not_held_checks(store)
+                with suppress(NodeExists, OutcomeUnknown):
+                    await store.create(topic.path, _encoded(partitions), parents=True)
+                node = await store.get(topic.path)
+                if 0 < _decoded(node.value) < partitions:
+                    await store.set(topic.path, _encoded(partitions), node.version)
+            existing = await self.find(topic)
+        if existing is None:
+            raise errors.TopicDeleted(f"topic '{topic}' was deleted while it was made")
+        return existing
+
+    async def _check_room(self, topic: TopicName, more: int) -> None:
+        name = f"{topic.tenant}/{topic.namespace}"
+        namespace = await self.client.topics.namespace(name)
+        if namespace is not None and namespace.topics_max is not None:
+            counts = (await self.in_namespace(name)).values()
+            check_topics_max(topic, namespace, sum(max(1, count) for count in counts), more)
 
     async def delete(self, topic: TopicName) -> None:
-        with unavailable_while(f"deleting topic '{topic}'"), suppress(NoNode, OutcomeUnknown):
-            await not_held_checks(self.client.store)
-            await self.client.store.delete(topic.path)
+        """Delete the topic and its schema."""
+        store, schema = self.client.store, paths.schema_in(topic.path)
+        tries = Tries(self.client.rng)
+        with unavailable_while(f"deleting topic '{topic}'"):
+            while await read(store, topic.path) is not None:
+                versions = [f"{schema}/{name}" for name in await names_in(store, schema)]
+                nodes = [*versions, schema, topic.path]
+                if not versions and await read(store, schema) is None:
+                    nodes = [topic.path]
+                with suppress(MultiFailed, OutcomeUnknown):  # a client declared a schema meanwhile
+                    await multi_unless_held(store, [Delete(node, ANY_VERSION) for node in nodes])
+                    return
+                await tries.retry_or_raise(f"others changed topic '{topic}' again and again")
+                await store.sync(topic.path)
 
     async def in_namespace(self, namespace: str) -> dict[NonPersistentName, int]:
         """The topics by name, with their numbers of partitions."""
@@ -76,11 +119,26 @@ class NonPersistentRecords:
         return {topic: _decoded(node.value) for topic, node in records if node is not None}
 
 
+class PassingSchemas(SchemaRegistry):
+    """The versions of a topic's schema are below the topic's record, and are deleted with it."""
+
+    def _node(self, topic: TopicInfo, version: int | None = None) -> str:
+        return paths.schema_in(topic.name.path, version)
+
+    async def _head(self, topic: TopicInfo) -> Versioned:
+        node = await read(self._store, topic.name.path)
+        if node is None:
+            raise errors.TopicDeleted(f"topic '{topic.name}' was deleted")
+        return node
+
+
 class NonPersistentTopics:
     """Those of one broker. Methods raise errors.Unavailable."""
 
     def __init__(self, catalog: Catalog, ownership: Ownership) -> None:
         self.records = NonPersistentRecords(catalog.client)
+        self.schemas = PassingSchemas(catalog.client.store, catalog.client.rng)
+        self._found = SharedReads(self.records.find)
         self.open: dict[TopicName, PassingTopic] = {}
         """The topics that clients have used here."""
         self._catalog, self._ownership = catalog, ownership
@@ -89,12 +147,20 @@ class NonPersistentTopics:
         """As Catalog.partitions_of."""
         if name.partition is not None:
             return 0
-        partitions = await self.records.partitions(name.topic)
-        if partitions is None:
+        info = await self._found(name.topic)
+        if info is None:
             partitions = await self._catalog.partitions_when_made(name.topic, create=create)
-            if partitions:
-                partitions = await self.records.put(name.topic, partitions)
-        return partitions
+            if not partitions:
+                return 0
+            info = await self.records.put(name.topic, partitions)
+        return info.partitions if info.policies.partitioned else 0
+
+    async def existing(self, topic: TopicName) -> TopicInfo:
+        """Raises Refusal if there is no such topic."""
+        info = await self._found(topic)
+        if info is None:
+            raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{topic}'")
+        return info
 
     async def names_in(self, namespace: str) -> list[str]:
         """As Catalog.names_in."""
@@ -110,35 +176,40 @@ class NonPersistentTopics:
         broker = self._ownership.falls_on(topic.full, number, others)
         return broker, others.get(broker, self._ownership.url)
 
+    async def owners_of(self, info: TopicInfo) -> list[str]:
+        """The ids of the brokers on which the topic's partitions fall."""
+        others, topic = await self._ownership.membership.others_alive(), info.name.full
+        numbers = range(info.partitions)
+        return [self._ownership.falls_on(topic, number, others) for number in numbers]
+
     async def lookup(self, name: PartitionName) -> tuple[str, bool]:
         """The URL of the broker that has the partition, and whether that is this broker. Raises
         Refusal if clients may not make the topic."""
-        partitions = await self.records.partitions(name.topic)
-        if partitions is None and name.partition is None:
+        info = await self._found(name.topic)
+        if info is None and name.partition is None:
             await self._catalog.partitions_when_made(name.topic, create=True)
-        broker, url = await self.owner_of(name.topic, number_of(name, partitions or 0))
+        broker, url = await self.owner_of(name.topic, number_of(name, info))
         return url, broker == self._ownership.broker_id
 
     async def partition(
         self, name: PartitionName, *, create: bool
     ) -> tuple[PassingTopic, OwnedPartition]:
         """The partition at this broker. Raises Refusal, for example if it falls on another."""
-        topic, partitions = name.topic, await self.records.partitions(name.topic)
-        if partitions is None:
+        topic, info = name.topic, await self._found(name.topic)
+        if info is None:
             partitions = await self._catalog.partitions_when_made(
                 topic, create=create and name.partition is None
             )
-            partitions = await self.records.put(topic, partitions)
-        number, policies = number_of(name, partitions), TopicPolicies(partitioned=partitions > 0)
-        id_ = str(uuid.uuid5(uuid.NAMESPACE_URL, topic.full))
-        info = TopicInfo(id_, topic, max(1, partitions), policies)
+            info = await self.records.put(topic, partitions)
+        number = number_of(name, info)
         if (await self.owner_of(topic, number))[0] != self._ownership.broker_id:
             raise owned_elsewhere(info, number)
         served = self.open.get(topic)
-        if served is not None and served.info.policies != policies:  # it was deleted and made anew
+        if served is not None and served.info.id != info.id:  # it was deleted and made anew
             served.leave_all()
         if served is None or served.is_ended:
             served = self.open[topic] = PassingTopic(self._catalog.client, info)
+        served.info = info
         return served, served.partition(number)
 
     async def look(self, others: Iterable[str]) -> None:
@@ -159,9 +230,11 @@ class NonPersistentTopics:
                 del self.open[topic.info.name]
 
 
-def number_of(name: PartitionName, partitions: int) -> int:
-    """The partition that a client names. Raises Refusal."""
+def number_of(name: PartitionName, info: TopicInfo | None) -> int:
+    """The partition that a client names; `info` None: there is no topic of this name. Raises
+    Refusal."""
     number = name.partition
+    partitions = info.partitions if info is not None and info.policies.partitioned else 0
     if number is None and not partitions:
         return 0
     if number is None or number >= partitions:

@@ -23,9 +23,10 @@ from spark_ledger.broker.dispatch.policies import KeyShared
 from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
+from spark_ledger.broker.nonpersistent.topic import PassingTopic
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.produce.intake import Intake
-from spark_ledger.broker.produce.producer import NO_SCHEMA, Producer, ProducersLink
+from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.serve.declared_schemas import (
     check_consumer_schema,
     declared_by_producer,
@@ -260,14 +261,14 @@ async def _producer(client: Caller, part: Any) -> None:
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
-    declared, info = NO_SCHEMA, topic.info
     if isinstance(topic, OwnedTopic):
         await topic.backlogs.check(partition.number)
-        info = await _with_policies_of_now(client.broker, topic)
+    info = await _with_policies_of_now(client.broker, topic)
+    if isinstance(topic, OwnedTopic):
         partition.send_limits.change(info.policies, asyncio.get_running_loop().time())
-        declared = await declared_by_producer(client.broker, info, part)
-        if part.initial_subscription_name:
-            await topic.subscriptions.make(part.initial_subscription_name)
+    declared = await declared_by_producer(client.broker, info, part)
+    if isinstance(topic, OwnedTopic) and part.initial_subscription_name:
+        await topic.subscriptions.make(part.initial_subscription_name)
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
@@ -296,15 +297,17 @@ async def _producer(client: Caller, part: Any) -> None:
         _reply(client, part, "producer_success", producer_name=producer.name, producer_ready=False)
 
 
-async def _with_policies_of_now(broker: Broker, topic: OwnedTopic) -> TopicInfo:
+async def _with_policies_of_now(broker: Broker, topic: OwnedTopic | PassingTopic) -> TopicInfo:
     """The topic's info with the policies that are set now: `topic.info` keeps the policies with
     which the topic was opened. The limits of the present policies hold for the client that
     comes."""
-    info = await broker.client.topics.again(topic.info) or topic.info
+    info = topic.info
+    if isinstance(topic, OwnedTopic):
+        info = await broker.client.topics.again(info) or info
+        sharing = topic.subscriptions.sharing
+        sharing.limits = UnackedLimits.of(broker.settings, info.policies)
+        sharing.delays, sharing.rates.policies = info.policies.delayed_delivery, info.policies
     topic.subscriptions.policies = info.policies
-    sharing = topic.subscriptions.sharing
-    sharing.limits = UnackedLimits.of(broker.settings, info.policies)
-    sharing.delays, sharing.rates.policies = info.policies.delayed_delivery, info.policies
     return info
 
 
@@ -352,15 +355,13 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
-    is_stored, info = isinstance(topic, OwnedTopic), topic.info
-    if isinstance(topic, OwnedTopic):
-        info = await _with_policies_of_now(client.broker, topic)
-        if info.policies.subscribe_rate is not None:
-            host = client.link.address.rpartition(":")[0]
-            asker = (host, part.consumer_name, part.consumer_id, part.topic)
-            now_s = asyncio.get_running_loop().time()
-            subscriptions.sharing.subscribes.admit(asker, info.policies, now_s)
-    if declared is not None and is_stored:
+    info = await _with_policies_of_now(client.broker, topic)
+    if isinstance(topic, OwnedTopic) and info.policies.subscribe_rate is not None:
+        host = client.link.address.rpartition(":")[0]
+        asker = (host, part.consumer_name, part.consumer_id, part.topic)
+        now_s = asyncio.get_running_loop().time()
+        subscriptions.sharing.subscribes.admit(asker, info.policies, now_s)
+    if declared is not None:
         await check_consumer_schema(client.broker, info, partition, declared)
 
     async def start() -> int:
@@ -383,7 +384,7 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         partition,
         part.subscription,
         request,
-        durable=part.durable and is_stored,
+        durable=part.durable and isinstance(topic, OwnedTopic),
         start=start,
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,
@@ -473,7 +474,7 @@ async def _consumer_stats(client: Caller, part: Any) -> None:
 async def _get_schema(client: Caller, part: Any) -> None:
     """Answer with the schema of the requested version; without a version, with the latest schema.
     An empty version means the schema of bytes: messages from the client for Go have it."""
-    topic = await client.broker.catalog.find(names.parse(part.topic).topic, create=False)
+    topic = await client.broker.find(names.parse(part.topic).topic)
     version, schema = part.schema_version, ClientSchema(ClientSchemaType.NONE)
     if version or not part.HasField("schema_version"):
         version, schema = await schema_of_version(client.broker, topic, version)
@@ -486,7 +487,7 @@ async def _get_schema(client: Caller, part: Any) -> None:
 
 
 async def _get_or_create_schema(client: Caller, part: Any) -> None:
-    topic = await client.broker.catalog.find(names.parse(part.topic).topic, create=False)
+    topic = await client.broker.find(names.parse(part.topic).topic)
     declared = await declared_by_producer(client.broker, topic, part)
     version = declared.schema_version
     _reply(client, part, "get_or_create_schema_response", schema_version=version)

@@ -40,15 +40,16 @@ async def declared_by_producer(broker: Broker, topic: TopicInfo, part: Any) -> D
     schema sends bytes, and gets an empty version. `topic` has the policies of now. Raises Refusal,
     errors.SchemaIncompatible, errors.SchemaUnreadable."""
     schema, policies = await declared_schema(part), topic.policies
+    registry = broker.schemas_of(topic)
     if schema is not None:
         may_add = policies.schema_auto_update
-        version = await schemas.declare(broker.client, topic, schema, may_add=may_add)
+        version = await schemas.declare(registry, topic, schema, may_add=may_add)
         return DeclaredSchema(
             VERSION_NUMBER.pack(version.number),
             are_objects=schema.kind is ClientSchemaType.JSON,
-            beside_columns=broker.client.schemas.has_columns(topic),
+            beside_columns=registry.has_columns(topic),
         )
-    registered = await broker.client.schemas.of(topic)
+    registered = await registry.of(topic)
     if not registered.head.takes_bytes:
         raise Refusal(
             ServerError.INCOMPATIBLE_SCHEMA,
@@ -70,7 +71,8 @@ async def check_consumer_schema(
     """Check that a consumer's schema reads what the topic's schema describes. If the topic has
     neither a schema nor rows, the consumer's schema becomes the first version of the topic's
     schema. `topic` has the policies of now. Raises Refusal."""
-    registered = await broker.client.schemas.of(topic)
+    registry = broker.schemas_of(topic)
+    registered = await registry.of(topic)
     versions = registered.client_versions
     misfit = await schemas.misfit(topic, schema, versions, consumer_misfit)
     if misfit is not None:
@@ -78,7 +80,7 @@ async def check_consumer_schema(
             ServerError.INCOMPATIBLE_SCHEMA, f"the schema does not fit topic {topic.name}: {misfit}"
         )
     if not versions and registered.head.takes_bytes and not partition.end:
-        await schemas.declare(broker.client, topic, schema)
+        await schemas.declare(registry, topic, schema)
 
 
 async def schema_of_version(
@@ -86,7 +88,7 @@ async def schema_of_version(
 ) -> tuple[bytes, ClientSchema]:
     """The requested version of the topic's schema, or the latest if `version` is empty, and its
     schema. Raises Refusal."""
-    registry = broker.client.schemas
+    registry = broker.schemas_of(topic)
     if not version:
         versions = (await registry.of(topic)).client_versions
         if versions:

@@ -182,6 +182,13 @@ ROUTES = (
     RouteEntry("PUT", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.create_partitioned),
     RouteEntry("POST", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.grow),
     RouteEntry("DELETE", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.delete_topic),
+    RouteEntry("PUT", f"{_NON_PERSISTENT}/{{topic}}/unload", non_persistent.unload),
+    RouteEntry("GET", f"{_NON_PERSISTENT}/{{topic}}/subscriptions", non_persistent.subscriptions),
+    RouteEntry(
+        "DELETE",
+        f"{_NON_PERSISTENT}/{{topic}}/subscription/{{subscription}}",
+        non_persistent.delete_subscription,
+    ),
     RouteEntry("GET", f"{_NON_PERSISTENT}/{{topic}}/stats", non_persistent.topic_stats),
     RouteEntry(
         "GET", f"{_NON_PERSISTENT}/{{topic}}/partitioned-stats", non_persistent.partitioned_stats

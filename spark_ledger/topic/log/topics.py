@@ -146,6 +146,23 @@ def _decode_namespace(namespace_node: Versioned | None) -> NamespacePolicies | N
     return None if namespace_node is None else records.decode_namespace(namespace_node.value)
 
 
+def policies_in(namespace_node: Versioned | None) -> TopicPolicies:
+    """The policies of a topic that has no policy of its own, by the record of its namespace."""
+    return _inherited(_decode_namespace(namespace_node))
+
+
+def check_topics_max(topic: TopicName, namespace: NamespacePolicies, count: int, more: int) -> None:
+    """Raises errors.BadConfig if the namespace, whose topics have `count` partitions, has no room
+    for so many more of the topic."""
+    most, name = namespace.topics_max, f"{topic.tenant}/{topic.namespace}"
+    if most is not None and more and count + more > most:
+        raise errors.BadConfig(
+            f"Exceed maximum number of topics in namespace: '{name}' has {count} partitions of"
+            f" topics, topics_max={most}, and topic '{topic}' would add {more}",
+            "Delete topics, or set another topics_max of the namespace.",
+        )
+
+
 def _inherited(namespace: NamespacePolicies | None) -> TopicPolicies:
     return with_changes(TopicPolicies(), {} if namespace is None else namespace.topics)
 
@@ -466,16 +483,9 @@ class Topics:
             await self._check_room(topic, namespace, more)
 
     async def _check_room(self, topic: TopicName, namespace: NamespacePolicies, more: int) -> None:
-        most, name = namespace.topics_max, f"{topic.tenant}/{topic.namespace}"
-        if most is None or more == 0:
-            return
-        count = sum(listed.partitions for listed in await self.in_namespace(name))
-        if count + more > most:
-            raise errors.BadConfig(
-                f"Exceed maximum number of topics in namespace: '{name}' has {count} partitions of"
-                f" topics, topics_max={most}, and topic '{topic}' would add {more}",
-                "Delete topics, or set another topics_max of the namespace.",
-            )
+        if namespace.topics_max is not None and more:
+            listed = await self.in_namespace(f"{topic.tenant}/{topic.namespace}")
+            check_topics_max(topic, namespace, sum(info.partitions for info in listed), more)
 
     async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
         """Changes policies of the namespace: `changes` has their new values by name; the value

@@ -110,11 +110,11 @@ class SchemaRegistry:
         """The schema of the topic. With `fresh` it has all versions that were registered before
         this call."""
         with unavailable_while(f"reading the schema of topic '{topic.name}'"):
-            return await (self._fresh(topic.id) if fresh else self._read(topic.id))
+            return await (self._fresh(topic) if fresh else self._read(topic))
 
-    async def _read_fresh(self, topic_id: str) -> TopicSchema:
-        await self._store.sync(paths.topic_schema(topic_id))
-        return await self._read(topic_id)
+    async def _read_fresh(self, topic: TopicInfo) -> TopicSchema:
+        await self._store.sync(self._node(topic))
+        return await self._read(topic)
 
     async def for_read(self, topics: Iterable[TopicInfo]) -> pa.Schema:
         """The columns of a typed read: the union of all versions of all the topics, by name.
@@ -258,7 +258,7 @@ class SchemaRegistry:
                 raise _takes_no_schema(topic, schema, f"{why}: {limits}")
             versions = (*versions, ClientVersion(head.number_for_clients(number), schema))
             after = replace(head.with_version(number), in_force=not head.takes_bytes)
-            return after, [Create(paths.topic_schema(topic.id, number), record)]
+            return after, [Create(self._node(topic, number), record)]
 
         with unavailable_while(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
@@ -281,7 +281,7 @@ class SchemaRegistry:
         it is not known. The schema was read before."""
         has_text = self._cached(topic.id).head.has_text
         own = number if has_text else number + 1
-        path = paths.topic_schema(topic.id, own) if own else paths.topic_schema(topic.id)
+        path = self._node(topic, own or None)
         with unavailable_while(f"reading the schema of topic '{topic.name}'"):
             node = await look_up(self._store, path)
         return 0 if node is None else node.created_ms
@@ -339,7 +339,7 @@ class SchemaRegistry:
             if number <= current.head.last:
                 return None if head == current.head else (head, [])
             record = schema_records.encode_version(version)
-            return head, [Create(paths.topic_schema(topic.id, number), record)]
+            return head, [Create(self._node(topic, number), record)]
 
         with unavailable_while(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
@@ -357,12 +357,12 @@ class SchemaRegistry:
         change: Callable[[TopicSchema], tuple[SchemaHead, list[Operation]] | None],
     ) -> None:
         """Repeat `change` until it returns None (no change is needed), or its multi is applied."""
-        path = paths.topic_schema(topic.id)
+        path = self._node(topic)
         number_is_taken = False  # whether a version that the head does not name has the number
         tries = Tries(self._rng)
         while True:
             await self._store.sync(path)
-            current = await self._read(topic.id, with_unnamed=number_is_taken)
+            current = await self._read(topic, with_unnamed=number_is_taken)
             changes = change(current)
             if changes is None and number_is_taken:
                 changes = current.head, []
@@ -390,6 +390,10 @@ class SchemaRegistry:
                 f"others changed the schema of topic '{topic.name}' again and again"
             )
 
+    def _node(self, topic: TopicInfo, version: int | None = None) -> str:
+        """The path of the topic's record of its schema, or of one version."""
+        return paths.topic_schema(topic.id, version)
+
     async def _head(self, topic: TopicInfo) -> Versioned:
         """The head of the topic's log. Raises errors.TopicDeleted."""
         node = await read(self._store, paths.topic_head(topic.id))
@@ -397,24 +401,24 @@ class SchemaRegistry:
             raise errors.TopicDeleted(f"topic '{topic.name}' (id {topic.id}) was deleted")
         return node
 
-    async def _read(self, topic_id: str, *, with_unnamed: bool = False) -> TopicSchema:
+    async def _read(self, topic: TopicInfo, *, with_unnamed: bool = False) -> TopicSchema:
         """The topic's schema. With `with_unnamed`, versions that the head does not name count as
         proposed (software of an earlier version drops proposed versions from a head that it
         writes)."""
-        node = await read(self._store, paths.topic_schema(topic_id))
+        node = await read(self._store, self._node(topic))
         if node is None:
             return TopicSchema(SchemaHead(), (), None, (), _NO_VERSIONS)
         head = schema_records.decode_head(node.value)
-        while with_unnamed and await read(self._store, paths.topic_schema(topic_id, head.last + 1)):
+        while with_unnamed and await read(self._store, self._node(topic, head.last + 1)):
             head = replace(head, proposed=head.proposed | {head.last + 1})
-        cached = self._cached(topic_id)
+        cached = self._cached(topic.id)
         numbers = range(len(cached.versions) + 1, head.last + 1)
 
         async def record_of(number: int) -> bytes:
-            record = await look_up(self._store, paths.topic_schema(topic_id, number))
+            record = await look_up(self._store, self._node(topic, number))
             if record is None:
                 raise errors.UnsupportedFormat(
-                    f"version {number} of the schema of topic id {topic_id} is missing"
+                    f"version {number} of the schema of topic id {topic.id} is missing"
                 )
             return record.value
 
@@ -422,7 +426,7 @@ class SchemaRegistry:
         if values or head != cached.head:
             versions = (*cached.versions, *map(schema_records.decode_version, values))
             cached = CachedVersions(versions, cached.size + sum(map(len, values)), head)
-            self._cache.put(topic_id, cached)
+            self._cache.put(topic.id, cached)
         proposed = tuple(v for v in cached.column_versions if v.number in head.proposed)
         return TopicSchema(head, cached.registered, node.version, proposed, cached)
 

@@ -6,7 +6,8 @@ from itertools import chain
 import pytest
 
 from spark_ledger.broker import names
-from spark_ledger.broker.wire.commands import Refusal
+from spark_ledger.broker.wire.commands import Refusal, ServerError, command
+from spark_ledger.broker.wire.frames import encode
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.unit.spark_ledger.broker.admin_requests import Asked
 from tests.unit.spark_ledger.broker.background import Brokers
@@ -197,6 +198,11 @@ def test_partitioned_topics_are_made_listed_grown_and_deleted():
             with pytest.raises(Refusal):
                 await broker.partition(names.parse(wrong), create=True)
 
+        assert (await ask("DELETE", f"{base}/p-partition-2?force=true"))[0] == 501
+        assert (await ask("GET", f"{base}/p-partition-2/stats?here=true"))[0] == 200
+        assert (await ask("GET", f"{base}/p-partition-3/stats"))[0] == 404
+        assert (await ask("PUT", f"{base}/p-partition-3/unload"))[0] == 404
+        assert await ask("GET", f"{base}/p/subscriptions") == (200, ["s"])
         assert (await ask("DELETE", f"{base}/p/partitions"))[0] == 412
         assert await ask("DELETE", f"{base}/p/partitions?force=true") == (204, None)
         await consumer.socket.answer("close_consumer")  # within some seconds
@@ -249,5 +255,109 @@ def test_a_topic_that_no_client_uses_is_forgotten():
         assert [str(name) for name in broker.non_persistent.open] == [f"{TOPIC}0"]
         producer = await producer_at(broker)
         assert await send(producer, one_of("k")) == [(0, 0)]
+
+    play(act)
+
+
+JSON, FIELDS = 2, b'{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}'
+OTHER = b'{"type": "record", "name": "R", "fields": [{"name": "b", "type": "int"}]}'
+BASE = "/admin/v2/non-persistent/public/default"
+
+
+def declared(name, data, **fields):
+    asked = command(name, topic=TOPIC, request_id=1, **fields)
+    part = getattr(asked, name)
+    part.schema.type, part.schema.schema_data = JSON, data
+    return encode(asked)
+
+
+async def answer_to(session, name, frame):
+    session.connection.data_received(frame)
+    async with asyncio.timeout(60):
+        return await session.socket.answer(name)
+
+
+def test_a_schema_is_kept_and_compared_until_the_topic_is_deleted():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        ask, schemas = Asked(broker), "/admin/v2/schemas/public/default/n"
+        session = await session_at(broker)
+        for producer_id in (1, 2):
+            frame = declared("producer", FIELDS, producer_id=producer_id)
+            made = await answer_to(session, "producer_success", frame)
+            assert made.schema_version == bytes(8)
+        frame = declared("subscribe", OTHER, consumer_id=1, subscription="s", subType=EXCLUSIVE)
+        refused = await answer_to(session, "error", frame)
+        assert refused.error == ServerError.INCOMPATIBLE_SCHEMA
+        frame = declared("subscribe", FIELDS, consumer_id=1, subscription="s", subType=EXCLUSIVE)
+        await answer_to(session, "success", frame)
+        got = await session.answer("get_schema_response", "get_schema", topic=TOPIC, request_id=2)
+        assert (got.schema.schema_data, got.schema_version) == (FIELDS, bytes(8))
+        status, shown = await ask("GET", f"{schemas}/schema")
+        assert (status, shown["version"], shown["data"]) == (200, 0, FIELDS.decode())
+
+        other = await broker_of(Brokers(stage), "b")
+        info = await other.non_persistent.existing(names.parse(TOPIC).topic)
+        versions = (await other.schemas_of(info).of(info)).client_versions
+        assert [version.schema.data for version in versions] == [FIELDS]
+        assert await ask("DELETE", f"{BASE}/n?force=true") == (204, None)
+        assert (await ask("GET", f"{schemas}/schema"))[0] == 404
+        assert await ask("PUT", f"{BASE}/n") == (204, None)
+        assert (await ask("GET", f"{schemas}/schema"))[0] == 404
+        frame = declared("producer", OTHER, producer_id=3)
+        session = await session_at(broker)
+        made = await answer_to(session, "producer_success", frame)
+        assert made.schema_version == bytes(8)
+
+    play(act)
+
+
+def test_the_limits_of_the_namespace_count():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        limits = {"producers_max": 1, "consumers_max": 2, "subscription_consumers_max": 1}
+        set_limits = broker.client.topics.set_namespace
+        await producer_at(broker)
+        await set_limits("public/default", limits | {"topics_max": 3})
+        session = await session_at(broker)
+        refused = await session.answer("error", "producer", topic=TOPIC, producer_id=1)
+        assert (refused.error, "max producers" in refused.message) == (ServerError.PRODUCER_BUSY, True)
+        for subscription, consumer_id in (("s", 1), ("other", 2)):
+            asked = {"subscription": subscription, "consumer_id": consumer_id}
+            await consumer_at(broker, SHARED, session=session, **asked)
+        for subscription, words in (("s", "Subscription reached"), ("third", "Topic reached")):
+            asked = {"topic": TOPIC, "subType": SHARED, "subscription": subscription}
+            refused = await session.answer("error", "subscribe", consumer_id=3, **asked)
+            assert (refused.error, words in refused.message) == (ServerError.CONSUMER_BUSY, True)
+        ask = Asked(broker)
+        assert (await ask("PUT", f"{BASE}/p/partitions", 3))[0] == 412
+        assert await ask("PUT", f"{BASE}/p/partitions", 2) == (204, None)
+        assert (await ask("POST", f"{BASE}/p/partitions", 3))[0] == 412
+        refused = await session.answer("error", "producer", topic=f"{TOPIC}2", producer_id=2)
+        assert "Exceed maximum number of topics" in refused.message
+
+    play(act)
+
+
+def test_subscriptions_are_listed_and_deleted_and_clients_come_back_after_an_unload():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        ask, producer = Asked(broker), await producer_at(broker)
+        first = await consumer_at(broker, SHARED, subscription="a")
+        other = await consumer_at(broker, SHARED, subscription="b")
+        assert await ask("GET", f"{BASE}/n/subscriptions") == (200, ["a", "b"])
+        assert (await ask("DELETE", f"{BASE}/n/subscription/none"))[0] == 404
+        assert (await ask("DELETE", f"{BASE}/n/subscription/a"))[0] == 412
+        assert await ask("DELETE", f"{BASE}/n/subscription/a?force=true") == (204, None)
+        await first.socket.answer("close_consumer")
+        assert await ask("GET", f"{BASE}/n/subscriptions") == (200, ["b"])
+        assert (await ask("PUT", f"{BASE}/none/unload"))[0] == 404
+        assert await ask("PUT", f"{BASE}/n/unload") == (204, None)
+        await producer.socket.answer("close_producer")
+        await other.socket.answer("close_consumer")
+        await producer_at(broker)
+        await consumer_at(broker, SHARED, subscription="b")
+        assert await ask("PUT", "/admin/v2/namespaces/public/default/unload") == (204, None)
+        assert await ask("GET", f"{BASE}/n/subscriptions") == (200, [])
 
     play(act)
