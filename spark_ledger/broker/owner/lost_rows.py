@@ -10,7 +10,7 @@ owner logs that, and goes on with the others.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from spark_ledger import errors
@@ -24,6 +24,7 @@ from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription.listing import SubscriptionInfo
 from spark_ledger.topic.subscription.records import SubscriptionKind
 
+_FAILURES = (errors.LedgerError, StoreError, Refusal)
 _log = logging.getLogger(__name__)
 
 
@@ -45,12 +46,20 @@ class LostRows:
         if not (opened and self._commits.may_lose_offsets):
             return list(opened)
         infos, outcomes = await self._all_subscriptions(), list(opened)
+        queries = [info for info in infos if info.kind is SubscriptionKind.QUERY]
+        ends: dict[int, int] = {}
         for at, owned in enumerate(opened):
             if isinstance(owned, OwnedPartition):
                 try:
-                    await self._forget_beyond(owned.log, infos)
-                except (errors.LedgerError, StoreError, Refusal) as error:
+                    ends[owned.number] = await self._forget_beyond(owned.log, infos)
+                except _FAILURES as error:
                     outcomes[at] = error
+        for query in queries if ends else ():
+            try:
+                await self._put_back(query, ends)
+            except _FAILURES as error:
+                outcomes = [error if isinstance(o, OwnedPartition) else o for o in outcomes]
+                break
         return outcomes
 
     async def _all_subscriptions(self) -> list[SubscriptionInfo]:
@@ -62,7 +71,8 @@ class LostRows:
             _log.error("subscription '%s' may pass over rows after lost rows: %s", name, error)
         return infos
 
-    async def _forget_beyond(self, log: Partition, infos: Sequence[SubscriptionInfo]) -> None:
+    async def _forget_beyond(self, log: Partition, infos: Sequence[SubscriptionInfo]) -> int:
+        """Forget what is acknowledged beyond the partition's end; returns the end, for queries."""
         number, end = log.number, log.end
         acks = await self._acks.of(number, self._commits.epochs[number])
         acks.delays.forget_from(end)
@@ -82,23 +92,28 @@ class LostRows:
             for state in of_queries.values():
                 state.rows.remove_range(end, state.end)
             await acks.rewritten(of_queries)
-        for info in queries:
-            await self._put_back(info, number, end)
+        return end
 
-    async def _put_back(self, query: SubscriptionInfo, number: int, end: int) -> None:
-        """Take the query's subscription back to `end` in a partition, if it is beyond it."""
+    async def _put_back(self, query: SubscriptionInfo, ends: Mapping[int, int]) -> None:
+        """Take the query's subscription back to the ends of these partitions, by number, where it
+        is beyond them. One write moves it in all of them: positions of many partitions are a ledger
+        of their own."""
         subscriptions, topic_id = self._commits.client.subscriptions, self._commits.topic.id
         with suppress(errors.SubscriptionNotFound):
-            positions = query.positions
+            at = query.positions
             if query.ledger_id is not None:
-                positions = await subscriptions.positions(topic_id, query.name)
-            if positions.get(number, 0) > end:  # or it read rows that were committed since
-                end = max(end, (await self._commits.state()).partitions[number].end_offset)
-            if positions.get(number, 0) > end:
+                at = await subscriptions.positions(topic_id, query.name)
+            beyond = [number for number, end in ends.items() if at.get(number, 0) > end]
+            if not beyond:
+                return
+            # or it read rows that were committed since
+            partitions = (await self._commits.state()).partitions
+            back = {number: max(ends[number], partitions[number].end_offset) for number in beyond}
+            back = {number: end for number, end in back.items() if at[number] > end}
+            if back:
                 _log.warning(
-                    "subscription '%s' of a query goes back from offset %d to the end of partition"
-                    " %d, %d: rows were lost",
-                    *(query.name, positions[number], number, end),
+                    "subscription '%s' of a query goes back to the ends of %d partitions, for"
+                    " example in partition %d from offset %d to %d: rows were lost",
+                    *(query.name, len(back), number := min(back), at[number], back[number]),
                 )
-                back = {number: end}
                 await subscriptions.seek(topic_id, query.name, back, force=True, keeps_acks=True)

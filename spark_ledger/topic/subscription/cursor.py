@@ -380,8 +380,9 @@ class Cursor:
         context = self._context
         self._leave_ledger()
         try:
+            topic = context.topic
             made = await cursor_ledger.create(
-                context.ledgers, context.intents, self._intent, context.topic
+                context.ledgers, context.intents, self._intent, topic.id, topic.policies
             )
             self._left[made.id] = None
             await made.append(self._subscription.record, positions)

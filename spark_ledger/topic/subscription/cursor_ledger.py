@@ -20,8 +20,9 @@ All integers are little-endian; epoch and position are signed 64-bit, the rest u
 import asyncio
 import re
 import struct
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pyroaring import BitMap64
@@ -30,6 +31,8 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Check, Operation
 from spark_ledger.topic.acks.entries import (
     NO_SNAPSHOT,
     AckEntry,
@@ -43,8 +46,15 @@ from spark_ledger.topic.acks.entries import (
 )
 from spark_ledger.topic.acks.ledger import OpenAckLedger, fold_ledger, is_of_this_store
 from spark_ledger.topic.log.intents import Intent, Intents
-from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord, later
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import read_policies
+from spark_ledger.topic.subscription.records import (
+    Positions,
+    SubscriptionRecord,
+    fits,
+    later,
+    storable,
+)
 
 CHANGES_MAX = 50
 """How many entries a reader reads after the last snapshot, at most."""
@@ -102,13 +112,12 @@ def _records(token: str, epoch: int, positions: Positions) -> list[AckRecord]:
 
 
 async def create(
-    ledgers: LedgerStore, intents: Intents, intent: Intent, topic: TopicInfo
+    ledgers: LedgerStore, intents: Intents, intent: Intent, topic_id: str, policies: TopicPolicies
 ) -> CursorLedger:
     """A ledger with the topic's quorums, always synced, that announces its end to readers.
 
     Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
     """
-    policies = topic.policies
     writer: AsyncLedgerWriter | None = None
     while writer is None:
         ledger_id = await intents.ledger_id(intent)
@@ -118,12 +127,35 @@ async def create(
                 policies.write_quorum,
                 policies.ack_quorum,
                 intent=intent.id,
-                topic=topic.id,
+                topic=topic_id,
                 ledger_id=ledger_id,
                 announce_lac=True,
             )
     now_s = asyncio.get_running_loop().time()
     return CursorLedger(OpenAckLedger(writer, now_s), ledgers.config.fragments_max)
+
+
+@asynccontextmanager
+async def storable_record(
+    ledgers: LedgerStore, intents: Intents, topic_id: str, record: SubscriptionRecord
+) -> AsyncIterator[tuple[SubscriptionRecord, list[Operation]]]:
+    """For a process that moves a query's subscription to the record's floor: the record as a node
+    keeps it, and the operations of the multi that writes the record. A floor that does not fit into
+    a node is in a ledger of its own, which the janitor deletes if the record is not written. Raises
+    as `create` and `CursorLedger.append`; errors.TopicNotFound."""
+    if fits(record.floor):
+        yield record, []
+        return
+    policies = (await read_policies(ledgers.metadata, topic_id)).policies
+    intent = await intents.open_system_intent("move", topic_id)
+    try:
+        made = await create(ledgers, intents, intent, topic_id, policies)
+        await made.append(record, record.floor)
+        await made.writer.close()
+        check = Check(paths.intent(intent.id), intent.version)
+        yield replace(record, ledger_id=made.id, floor=storable(record.floor)), [check]
+    finally:
+        await intents.try_finish(intent)
 
 
 async def last_positions(

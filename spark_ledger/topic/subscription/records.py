@@ -299,8 +299,12 @@ def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
 
 
 def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> SubscriptionRecord:
-    """The record after another process than the owner set these positions; the owner loses the
-    subscription. No query has it then, so the query that had it sees that it was moved."""
+    """The record after another process than the owner set these positions, which a node may not
+    take (cursor_ledger.storable_record); the owner loses the subscription. No query has it then, so
+    the query that had it sees that it was moved. Raises errors.OptionInvalid for positions of
+    consumers that do not fit."""
+    is_of_query = record.kind is SubscriptionKind.QUERY
+    floor = dict(positions) if is_of_query else fitting(dict(positions))
     return replace(
         record,
         epoch=record.epoch + 1,
@@ -309,7 +313,7 @@ def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> Subs
         run_id="",
         owner=owner,
         ledger_id=None,
-        floor=storable(positions),
+        floor=floor,
         acked_by=None,
     )
 

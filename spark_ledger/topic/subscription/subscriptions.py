@@ -51,6 +51,7 @@ from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.cursor import Cursor, CursorContext, open_intent
+from spark_ledger.topic.subscription.cursor_ledger import storable_record
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.listing import READS_AT_ONCE, SubscriptionInfo, listed
 from spark_ledger.topic.subscription.nodes import (
@@ -334,15 +335,18 @@ class Subscriptions:
                 subscription = await nodes.get(name)
                 await self._check_free(topic_id, subscription, force)
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
-                positions = fitting(await new_positions(moved))
+                positions = await new_positions(moved)
                 record = subscription_records.sought(subscription.record, self._token(), positions)
                 record, acks = await moved.kept(record, keeps_acks=keeps_acks)
                 operations = nodes.step_back(name, await nodes.marks(name), positions) + acks
                 operations += await self._ending_owner(subscription.record)
-                sought = await nodes.write(subscription, record, *operations, unless_held=True)
+                storing = storable_record(self.ledgers, self._intents, topic_id, record)
+                async with storing as (record, checks):
+                    operations += checks
+                    sought = await nodes.write(subscription, record, *operations, unless_held=True)
                 if sought is not None:
                     await self._discard(subscription.record)
-                    return await self._clip(nodes, sought)
+                    return positions | await self._clip(nodes, sought)
                 await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def list(
@@ -585,10 +589,8 @@ class Subscriptions:
 
     def _remember(self, cursor: Cursor) -> Cursor:
         """Keeps the cursor for `close`, and forgets cursors that have failed."""
-        failed = [open_cursor for open_cursor in self._cursors if open_cursor.failure is not None]
-        for open_cursor in failed:
-            del self._cursors[open_cursor]
-        self._cursors[cursor] = None
+        kept = [open_cursor for open_cursor in self._cursors if open_cursor.failure is None]
+        self._cursors = dict.fromkeys([*kept, cursor])
         return cursor
 
     def _token(self) -> str:

@@ -11,6 +11,7 @@ from spark_ledger import errors
 from spark_ledger.broker.dispatch.delays import DelayIndex
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.topic.acks.nodes import AckNodes
+from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.records import SubscriptionKind
 from tests.kit.subscribing import subscribed
 from tests.unit.spark_ledger.broker.owners import Sent
@@ -130,6 +131,38 @@ def test_a_query_goes_back_no_further_than_a_commit_and_keeps_what_consumers_ack
         await b.close()
 
     play(act)
+
+
+def test_a_query_of_more_partitions_than_fit_into_a_record_goes_back_by_one_write(monkeypatch):
+    monkeypatch.setattr(records, "POSITIONS_BYTES_MAX", 20)
+
+    async def act(stage):
+        await page_cache(stage)
+        subscriptions, seeks = stage.client.subscriptions, []
+        query = await subscriptions.open(stage.topic, "q", "query", "run")
+        query.advance({0: 10, 1: 10, 2: 0})
+        await query.durable()
+        await query.release()
+        b = await Brokers(stage).new("b")
+        seek = b.client.subscriptions.seek
+
+        async def counted(*of, **how):
+            seeks.append(of)
+            return await seek(*of, **how)
+
+        monkeypatch.setattr(b.client.subscriptions, "seek", counted)
+        for number in range(3):
+            await b.lookup(named(number), authoritative=True)
+        topic, _ = await b.partition(named(0))
+        assert sorted(topic.partitions) == [0, 1, 2]
+        assert await subscriptions.positions(stage.topic.id, "q") == dict.fromkeys(range(3), 0)
+        assert len(seeks) == 1
+        again = await subscriptions.open(stage.topic, "q", "query", "later")
+        assert await again.recovered() == dict.fromkeys(range(3), 0)
+        await again.release()
+        await b.close()
+
+    play(act, partitions=3)
 
 
 def test_a_partition_whose_subscriptions_cannot_go_back_waits_and_stops_no_other(monkeypatch):

@@ -321,7 +321,10 @@ def test_the_limits_of_the_namespace_count():
         await set_limits("public/default", limits | {"topics_max": 3})
         session = await session_at(broker)
         refused = await session.answer("error", "producer", topic=TOPIC, producer_id=1)
-        assert (refused.error, "max producers" in refused.message) == (ServerError.PRODUCER_BUSY, True)
+        assert (refused.error, "max producers" in refused.message) == (
+            ServerError.PRODUCER_BUSY,
+            True,
+        )
         for subscription, consumer_id in (("s", 1), ("other", 2)):
             asked = {"subscription": subscription, "consumer_id": consumer_id}
             await consumer_at(broker, SHARED, session=session, **asked)

@@ -28,8 +28,8 @@ def test_a_cursor_ledger_whose_intent_ended_before_it_was_named_is_never_named(m
         made = []
         create = cursor_ledger.create
 
-        async def condemned_meanwhile(ledgers, intents, intent, topic):
-            made.append(await create(ledgers, intents, intent, topic))
+        async def condemned_meanwhile(ledgers, intents, intent, *of):
+            made.append(await create(ledgers, intents, intent, *of))
             if len(made) == 1:
                 await stage.client.intents.condemn(intent.id, STALE)
             return made[-1]
