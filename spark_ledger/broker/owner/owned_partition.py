@@ -1,7 +1,9 @@
 """A partition that this broker owns: its log, its writer, its producers.
 
 Always true: a producer that takes another producer's place gets receipts only once no more messages
-of that other producer are stored. A partition that this broker has left takes no producer.
+of that other producer are stored. A producer of bytes and a producer that came beside columns are
+never there at a time: a schema came or went between them, so each comes back and is judged anew. A
+partition that this broker has left takes no producer.
 """
 
 import asyncio
@@ -29,6 +31,10 @@ def owned_elsewhere(topic: TopicInfo, partition: int) -> Refusal:
     """The refusal after which a client looks the partition up."""
     message = f"another broker has partition {partition} of topic {topic.name}: look it up"
     return Refusal(ServerError.SERVICE_NOT_READY, message)
+
+
+def _is_beside_columns(producer: Producer) -> bool:
+    return producer.declared.beside_columns
 
 
 class OwnedPartition:
@@ -73,6 +79,10 @@ class OwnedPartition:
         replaced = self._admission.replace(producer)
         if producer.declared.beside_columns:  # others came before the columns, and are refused now
             replaced += self._take_out(sends_bytes)
+        elif sends_bytes(producer) and (beside := self._take_out(_is_beside_columns)):
+            self._displace([*replaced, *beside])
+            text = f"the schema of topic {self._topic.name} has changed meanwhile: connect again"
+            raise Refusal(ServerError.SERVICE_NOT_READY, text)
         try:
             admitted = self._admission.admit(producer, producers_max)
             self._displace(admitted.fenced)
@@ -81,10 +91,14 @@ class OwnedPartition:
             self._displace(replaced)
 
     def _take_out(self, matches: Callable[[Producer], bool]) -> list[Producer]:
-        """Take the producers that match out; returns them."""
-        producers = [producer for producer in self._admission.present if matches(producer)]
+        """Take the producers that match out, those that wait too, before others follow; returns
+        them."""
+        admission = self._admission
+        producers = [*filter(matches, admission.waiting), *filter(matches, admission.present)]
         for producer in producers:
-            self.remove_producer(producer)
+            admission.remove(producer)
+        if producers:
+            self._let_next_follow()
         return producers
 
     def _displace(self, producers: list[Producer]) -> None:
@@ -120,6 +134,9 @@ class OwnedPartition:
 
     def remove_producer(self, producer: Producer) -> None:
         self._admission.remove(producer)
+        self._let_next_follow()
+
+    def _let_next_follow(self) -> None:
         while not self.is_left and (following := self._admission.take_next()) is not None:
             if following in self._admission.present:
                 self._start_task(self._let_follow(following))

@@ -10,6 +10,7 @@ from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.log.ownership import Deposed
+from spark_ledger.broker.produce.producer import DeclaredSchema
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.commit import seal
@@ -531,3 +532,47 @@ def test_the_partitions_of_a_name_are_those_of_its_topic_today():
         await a.close()
 
     play(act)
+
+
+BESIDE_COLUMNS = DeclaredSchema(bytes(8), are_objects=True, beside_columns=True)
+
+
+def producer_of_objects(name):
+    made = Producer(name)
+    made.declared, made.sends_objects = BESIDE_COLUMNS, True
+    return made
+
+
+def test_a_producer_of_bytes_that_waits_does_not_follow_where_columns_have_come():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await a.lookup(named(0), authoritative=True)
+        _, owned = await a.partition(named(0))
+        first = Producer("p", AccessMode.EXCLUSIVE)
+        waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
+        assert owned.add_producer(first) and not owned.add_producer(waiting)
+        objects = producer_of_objects("o")
+        assert owned.add_producer(objects)
+        assert (first.away, waiting.away, owned.producers) == (True, True, [objects])
+        await a.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_bytes_and_objects_beside_columns_are_judged_anew_where_they_meet():
+    """The columns came, or went, after one of them was judged."""
+
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await a.lookup(named(0), authoritative=True)
+        _, owned = await a.partition(named(0))
+        objects, late = producer_of_objects("o"), Producer("p")
+        assert owned.add_producer(objects)
+        with pytest.raises(Refusal) as refused:
+            owned.add_producer(late)
+        assert refused.value.code is ServerError.SERVICE_NOT_READY
+        assert objects.away and owned.producers == []
+        assert owned.add_producer(late)  # the columns went
+        await a.close()
+
+    play(act, partitions=PARTITIONS)
