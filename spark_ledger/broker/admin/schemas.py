@@ -101,7 +101,7 @@ async def _topic(call: Call) -> TopicInfo:
     except errors.TopicNotFound:
         topic = call.name.topic
         name = NonPersistentName(topic.tenant, topic.namespace, topic.name)
-        info = await call.broker.non_persistent.records.find(name)
+        info = await call.broker.non_persistent.find(name)
         if info is None:
             raise
         return info

@@ -155,6 +155,10 @@ class NonPersistentTopics:
             info = await self.records.put(name.topic, partitions)
         return info.partitions if info.policies.partitioned else 0
 
+    async def find(self, topic: TopicName) -> TopicInfo | None:
+        """As NonPersistentRecords.find; callers that ask at once share a read."""
+        return await self._found(topic)
+
     async def existing(self, topic: TopicName) -> TopicInfo:
         """Raises Refusal if there is no such topic."""
         info = await self._found(topic)
