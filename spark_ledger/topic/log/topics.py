@@ -152,13 +152,12 @@ def policies_in(namespace_node: Versioned | None) -> TopicPolicies:
 
 
 def check_topics_max(topic: TopicName, namespace: NamespacePolicies, count: int, more: int) -> None:
-    """Raises errors.BadConfig if the namespace, whose topics have `count` partitions, has no room
-    for so many more of the topic."""
-    most, name = namespace.topics_max, f"{topic.tenant}/{topic.namespace}"
-    if most is not None and more and count + more > most:
+    """Raises errors.BadConfig if beside `count` partitions there is no room for so many more."""
+    if namespace.topics_max is not None and more and count + more > namespace.topics_max:
         raise errors.BadConfig(
-            f"Exceed maximum number of topics in namespace: '{name}' has {count} partitions of"
-            f" topics, topics_max={most}, and topic '{topic}' would add {more}",
+            f"Exceed maximum number of topics in namespace: '{topic.tenant}/{topic.namespace}' has"
+            f" {count} partitions of topics, topics_max={namespace.topics_max}, and topic '{topic}'"
+            f" would add {more}",
             "Delete topics, or set another topics_max of the namespace.",
         )
 
@@ -443,8 +442,7 @@ class Topics:
                 await self.store.sync(topic.path)
 
     async def note_growth(self, info: TopicInfo, partitions: int) -> None:
-        """Notes in the topic's record that a commit has given it this number of partitions, for
-        lists of many topics, which fold no log. Raises errors.CommitContended."""
+        """Notes a commit's growth in the record, for lists. Raises errors.CommitContended."""
         with unavailable_while(f"noting the growth of topic '{info.name}'"):
             tries = Tries(self._rng)
             while (node := await read(self.store, paths.topic(info.id))) is not None:
