@@ -61,9 +61,10 @@ and made again over and over (topic_upkeep.py); each batch of a query takes the 
 (topic_work.py). With the share of the runs with topics in which each does."""
 REWINDS = {"rewinds": 0.3}
 """As ALSO, drawn beside all else: checkpoints of queries that write go back (topic_replays.py)."""
-CHUNKS = {"chunks": 0.0, "sharing": 0.0, "keys": 0.0}
+CHUNKS = {"chunks": 0.0, "sharing": 0.0, "keys": 0.0, "queries": 0.0}
 """As REWINDS, of the runs with brokers: producers send some messages in chunks
-(brokers/chunks.py), and consumers share a subscription, in turns or by keys (brokers/sharing.py).
+(brokers/chunks.py), consumers share a subscription, in turns or by keys (brokers/sharing.py), and
+queries take such a subscription over and give it back (brokers/queries.py).
 No seed draws it until 200 of them passed: plans ask for it."""
 
 

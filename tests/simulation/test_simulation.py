@@ -128,6 +128,15 @@ def test_consumers_that_share_a_subscription_by_keys_keep_every_invariant(seed):
     assert {"B19", "B20", "B21", "B23"} <= run_seed(seed, plan).checks.keys()
 
 
+@pytest.mark.parametrize("also", ["sharing", "keys"])
+def test_a_query_takes_over_what_consumers_share_and_gives_it_back(also):
+    runs = [
+        run_seed(seed, replay.changed_plan(seed, {**SERVES, "also": (also, "queries")}))
+        for seed in range(FIRST, FIRST + SHARED_SEEDS)
+    ]
+    assert any("query gave it back" in run.met for run in runs)
+
+
 def test_ledgers_alone_keep_every_invariant_and_all_their_copies():
     runs = [
         run_seed(seed, replay.changed_plan(seed, {"ledgers": True}))

@@ -399,9 +399,9 @@ class ConsumerModel:
         self._ack(link, CUMULATIVE, message_id(number, offset, self.partition))
         self.acked.all_up_to(end, self._met)
 
-    async def _asks_for_a_receipt(self, link: Link) -> None:
+    async def _asks_for_a_receipt(self, link: Link, share: float = RECEIPTS) -> None:
         """Acknowledges one of what it was given, often beyond others, and waits for the answer."""
-        if not self._unacked or not self.subscription or self._receipts_rng.random() > RECEIPTS:
+        if not self._unacked or not self.subscription or self._receipts_rng.random() > share:
             return
         offset, end, _ = self._unacked.pop(self._receipts_rng.randrange(len(self._unacked)))
         number, met = ledger_number(self.work.log.topic_id), self._met

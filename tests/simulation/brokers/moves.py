@@ -1,5 +1,5 @@
 """Subscriptions that consumers share are moved from outside, as the command line and the admin API
-do: reset, skipped, cleared, expired, deleted.
+do: reset, skipped, cleared, expired, deleted; and, where the plan has it, queries take them over.
 
 Always true: a move waits until no other one is under way, of a consumer or from outside. What a
 move that got no answer has done is unknown, so a consumer seeks after it.
@@ -13,6 +13,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 from tests.simulation.brokers.acked import Acked
+from tests.simulation.brokers.queries import QueryBetween
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.world import Client
 
@@ -32,6 +33,12 @@ class MovesFromOutside:
         self._end_s = end_s
         self._rng = work.world.loop.random_for("moves from outside")
         self._every_s = self._rng.choice((None, 2.0, 6.0))
+        self._queries_rng = work.world.loop.random_for("queries between consumers")
+        self._by_queries = 0.0
+        """The share of the moves that a query makes."""
+        if "queries" in work.work.plan.also:
+            self._by_queries = self._queries_rng.choice((0.5, 1.0))
+            self._every_s = self._every_s or 4.0
 
     async def go_on(self) -> None:
         loop = self._work.world.loop
@@ -42,7 +49,12 @@ class MovesFromOutside:
             names = sorted({name for name, _ in self._work.asked_again})
             name = self._rng.choice(names)
             acked = {p: at for (of, p), at in self._work.acked.items() if of == name}
-            if not any(at.asking for at in acked.values()):
+            if any(at.asking for at in acked.values()):
+                continue
+            is_known = all(at.sure for at in acked.values())
+            if is_known and self._queries_rng.random() < self._by_queries:
+                await QueryBetween(self._work, name, acked).passes()
+            else:
                 await self._move(name, acked)
 
     async def _move(self, name: str, acked: dict[int, Acked]) -> None:

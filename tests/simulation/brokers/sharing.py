@@ -54,6 +54,8 @@ class SharedConsumerModel(ConsumerModel):
         """It seeks, or deletes the subscription."""
 
     async def _session(self, link: Link) -> None:
+        if self.subscription in self.work.away:
+            return
         link.heard = lambda name, part, batch: self._heard(link, name, part, batch)
         link.watch(self._is_sent)
         self._unacked.clear()
@@ -80,6 +82,9 @@ class SharedConsumerModel(ConsumerModel):
                 self._asks_again(link)
             self._acknowledge(link)
             await self._asks_for_a_receipt(link)
+            if self.subscription in self.work.away:
+                await self._makes_way(link)
+                return
             if not self.acked.asking and self.rng.random() < self._may_seek:
                 await self._seek(link)
                 return
@@ -93,6 +98,12 @@ class SharedConsumerModel(ConsumerModel):
             if not self.work.over and self._loop.now > ends_s:
                 await self._leaves(link)
                 return
+
+    async def _makes_way(self, link: Link) -> None:
+        """For a query: it acknowledges some of what it has, with receipts, and leaves gaps."""
+        for _ in range(min(3, len(self._unacked) // 2)):
+            await self._asks_for_a_receipt(link, 1.0)
+        await link.ask("close_consumer", consumer_id=CONSUMER_ID)
 
     async def _leaves(self, link: Link) -> None:
         draw = self.rng.random()

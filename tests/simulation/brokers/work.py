@@ -112,6 +112,8 @@ class BrokerWork:
         self.asked_again: dict[tuple[str, int], Counter[int]] = {}
         """By subscription and partition how often a message was asked for again; -1: all
         messages."""
+        self.away: dict[str, None] = {}
+        """Subscriptions from which consumers keep away, as a query is to have them."""
         self.places: Places
         self.batches = BatchReads(self)
         self.over = False

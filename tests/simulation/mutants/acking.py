@@ -6,11 +6,17 @@ from typing import Any
 from spark_ledger.broker.dispatch import delays
 from spark_ledger.broker.dispatch.key_shared import KeyChoice
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
+from spark_ledger.topic.acks.entries import AckState
+from spark_ledger.topic.acks.nodes import Succession
 from spark_ledger.topic.acks.partition_acks import PartitionAcks
 from spark_ledger.topic.subscription import nodes
+from spark_ledger.topic.subscription.nodes import SubscriptionView
+from spark_ledger.topic.subscription.present import MovedPositions
 from tests.simulation.mutants.by_key import BY_KEY
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.sharing import SHARES
+
+WITH_QUERIES = {**SHARES, "also": ("sharing", "queries")}
 
 
 def names_alone(key: Any) -> Any:
@@ -49,6 +55,30 @@ def asks_for_all_again(redeliver: Any) -> Any:
     return all_again
 
 
+def keeps_nothing(keeping: Any) -> Any:
+    """Who takes a subscription over names no succession: its acknowledgements stay under the key of
+    before."""
+
+    async def without_names(self: Any, after: Any, positions: Any) -> Any:
+        return await self.operations()
+
+    return without_names
+
+
+def begins_at_the_position(acked_before: Any) -> Any:
+    """Consumers after a query begin at its position, without what was acknowledged beyond it."""
+    return property(lambda self: None)
+
+
+def position_of_before(state: Any) -> Any:
+    """What a query has read counts no more when consumers come back."""
+
+    def kept(self: Any, before: Any) -> Any:
+        return AckState(before.position, before.rows.copy(), before.owner_epoch)
+
+    return kept
+
+
 MUTANTS = (
     Mutant(
         *("acknowledgements by the name alone", "ack ledger", nodes, "AckKey"),
@@ -73,5 +103,17 @@ MUTANTS = (
     Mutant(
         *("one asked for again takes all along", "sharing", SharedDispatcher, "redeliver"),
         *(asks_for_all_again, SHARES),
+    ),
+    Mutant(
+        *("successions without names", "ack ledger", MovedPositions, "keeping"),
+        *(keeps_nothing, WITH_QUERIES),
+    ),
+    Mutant(
+        *("after a query from its position on", "ack ledger", SubscriptionView, "acked_before"),
+        *(begins_at_the_position, WITH_QUERIES),
+    ),
+    Mutant(
+        *("a query's rows come again", "ack ledger", Succession, "state"),
+        *(position_of_before, WITH_QUERIES),
     ),
 )

@@ -334,7 +334,7 @@ def receipts_at_once(when_durable: Any) -> Any:
 def deletes_nothing(unsubscribe: Any) -> Any:
     """The consumer is gone, and the subscription stays."""
 
-    async def left(self: Any, name: str, consumer: Any) -> None:
+    async def left(self: Any, name: str, consumer: Any, **options: Any) -> None:
         consumer.dispatcher.leave(consumer)
 
     return left
