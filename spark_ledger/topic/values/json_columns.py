@@ -70,7 +70,7 @@ def _read(text: pa.StringArray, fields: Sequence[Field]) -> dict[str, pa.Array]:
     batch = read_lines(text, pa.schema(list(types.items())) if types else _NO_FIELD)
     columns = {name: batch.column(name) for name in types}
     columns |= {
-        name: _from_base64(column) for name, column in columns.items() if _is_of_bytes(shapes[name])
+        name: from_base64(column) for name, column in columns.items() if _is_of_bytes(shapes[name])
     }
     marks = JsonMarks(text) if maps else None
     return columns | {name: _map(marks, name, shape) for name, shape in maps.items() if marks}
@@ -80,7 +80,8 @@ def _json_type(shape: ValueShape) -> pa.DataType:
     return pa.string() if _is_of_bytes(shape) else raw_type(shape, of_json=True)
 
 
-def _from_base64(column: pa.StringArray) -> pa.Array:
+def from_base64(column: pa.StringArray) -> pa.Array:
+    """Raises ValueError."""
     values = (
         None if text is None else b64decode(text, validate=True) for text in column.to_pylist()
     )

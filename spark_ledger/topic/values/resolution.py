@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy, offsets_of
 from spark_ledger.topic.schema.shapes import DECIMAL_DIGITS_MAX, NO_DEFAULT, Field, ValueShape
 from spark_ledger.topic.values.avro_columns import Flags, bits_of, is_text
+from spark_ledger.topic.values.json_columns import from_base64
 from spark_ledger.topic.values.plain import BadValue, default_of
 from spark_ledger.topic.values.types import column_type, joined_type, raw_type
 
@@ -260,7 +261,7 @@ def _cast(column: pa.Array, kind: pa.DataType, rows: Rows) -> pa.Array:
     """The values of JSON as a column of Spark's rows."""
     try:
         return _cast_all(column, kind)
-    except pa.ArrowInvalid:
+    except ValueError:
         bad = np.array([not _fits(column.slice(i, 1), kind) for i in range(len(column))])
         rows.mark(bad)
         return _cast_all(pc.if_else(of_numpy(bad), pa.scalar(None, column.type), column), kind)
@@ -270,13 +271,18 @@ def _cast_all(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_time64(kind):  # Arrow casts text to times with a date only
         start, end = of_list(["1970-01-01T", ""], pa.string())
         column = pc.binary_join_element_wise(start, column, end).cast(pa.timestamp("ns"))
+    elif pa.types.is_string(column.type):  # keys of maps are text, whatever their type
+        if pa.types.is_binary(kind):
+            column = from_base64(column)
+        elif pa.types.is_duration(kind):
+            column = column.cast(pa.int64())
     return column if column.type == kind else column.cast(kind)
 
 
 def _fits(column: pa.Array, kind: pa.DataType) -> bool:
     try:
         _cast_all(column, kind)
-    except pa.ArrowInvalid:
+    except ValueError:
         return False
     return True
 

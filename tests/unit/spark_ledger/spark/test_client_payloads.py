@@ -87,6 +87,8 @@ OF_COLUMNS = {
     "days": (pa.list_(pa.date32()), ["2024-05-01", None], [DAY, None]),
     "counts": (pa.map_(pa.string(), pa.date32()), {"x": "2024-05-01"}, [("x", DAY)]),
     "by_day": (pa.map_(pa.date32(), pa.int8()), {"2024-05-01": 7}, [(DAY, 7)]),
+    "by_data": (pa.map_(pa.binary(), pa.int8()), {"AHE=": 7}, [(b"\0q", 7)]),
+    "by_lasting": (pa.map_(pa.duration("us"), pa.int8()), {"-5": 7}, [(-timedelta(0, 0, 5), 7)]),
     "by_place": (
         pa.map_(pa.struct([("day", pa.date32())]), pa.int8()),
         [{"key": {"day": "2024-05-01"}, "value": 7}],
@@ -124,6 +126,8 @@ def test_json_beside_columns_of_every_type_is_read_as_these_columns():
         {"place": {"n": -200}},
         {"days": ["2024-05-01", "x"]},
         {"by_day": {"x": 7}},
+        {"by_data": {"%": 7}},
+        {"by_lasting": {"x": 7}},
         {"by_place": [{"value": 7}]},
     ],
 )
