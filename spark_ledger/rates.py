@@ -55,13 +55,15 @@ def _nothing() -> tuple[int, int]:
 
 class Allowance:
     """What may pass at a rate. It begins with that of one period, and never has more. `came`
-    returns how many messages and bytes came so far, for a rate that is relative to them."""
+    returns how many messages and bytes came so far, for a rate that is relative to them: as many
+    more may pass, for a period after they came."""
 
     def __init__(self, came: Callable[[], tuple[int, int]] = _nothing) -> None:
         self.rate: Rate | None = None
         self._came = came
         self._came_before = (0, 0)
         self._left = [0.0, 0.0]  # messages, bytes
+        self._beside = [0.0, 0.0]  # that came lately
         self._counted_s = 0.0
 
     def change(self, rate: Rate | None, now_s: float) -> None:
@@ -70,6 +72,7 @@ class Allowance:
             self.rate, self._counted_s = rate, now_s
             self._came_before = self._came()
             self._left = [float(limit or 0) for limit in self._limits()]
+            self._beside = [0.0, 0.0]
 
     def _limits(self) -> tuple[int | None, int | None]:
         return (None, None) if self.rate is None else (self.rate.messages, self.rate.bytes)
@@ -90,8 +93,9 @@ class Allowance:
         for index, limit in enumerate(self._limits()):
             if limit is not None:
                 beside = came[index] - before[index] if rate.relative else 0
+                self._beside[index] = beside + self._beside[index] * max(0, 1 - passed_s / rate.s)
                 grown = self._left[index] + passed_s * limit / rate.s + beside
-                self._left[index] = min(grown, float(limit + beside))
+                self._left[index] = min(grown, limit + self._beside[index])
                 if self._left[index] < 1:
                     wait_s = max(wait_s, (1 - self._left[index]) * rate.s / limit)
         return wait_s

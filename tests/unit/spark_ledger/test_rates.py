@@ -86,3 +86,18 @@ def test_a_relative_rate_allows_as_many_beside_as_came():
     assert allowance.wait_s(0) == 0
     allowance.take(1, 0)
     assert allowance.wait_s(0) > 0
+
+
+def test_what_came_at_once_may_pass_in_many_steps_and_not_much_later():
+    came = (0, 0)
+    allowance = Allowance(lambda: came)
+    allowance.change(Rate(messages=10, relative=True), 0)
+    came = (1000, 0)
+    for _ in range(10):
+        assert allowance.wait_s(0.5) == 0
+        allowance.take(100, 0)
+    came = (2000, 0)
+    assert allowance.wait_s(1) == 0
+    assert allowance.wait_s(2) == 0
+    allowance.take(10, 0)
+    assert allowance.wait_s(2) > 0
