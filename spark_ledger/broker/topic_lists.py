@@ -142,7 +142,7 @@ class WatchedNamespace:
     """The topics of a namespace that clients watch: one watch in the store, however many clients.
 
     A topic that got more partitions, or was deleted and made again at once, is noticed after
-    REREAD_S."""
+    REREAD_S, also while other topics come and go."""
 
     def __init__(self, client: TopicClient, lists: "TopicLists", namespace: str) -> None:
         self.patterns: dict[str, MatchingTopics] = {}
@@ -173,10 +173,15 @@ class WatchedNamespace:
         return self.patterns[pattern.regex]
 
     async def _follow(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        reread_s = now_s() + REREAD_S
         while True:
-            is_change = await woken(self._changed, REREAD_S)
+            is_change = await woken(self._changed, max(0.0, reread_s - now_s()))
             try:
-                await self._read(every_record=not is_change)
+                every_record = not is_change or now_s() >= reread_s
+                await self._read(every_record=every_record)
+                if every_record:
+                    reread_s = now_s() + REREAD_S
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("the topics of %s cannot be listed now: %s", self._namespace, error)
                 self._changed.set()

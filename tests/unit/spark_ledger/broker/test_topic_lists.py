@@ -122,6 +122,25 @@ def test_a_watch_sees_what_comes_and_goes_and_what_grows_after_a_minute():
     play(act)
 
 
+def test_growth_is_seen_in_time_also_while_other_topics_come_and_go(monkeypatch):
+    monkeypatch.setattr("spark_ledger.broker.topic_lists.REREAD_S", 8.0)
+
+    async def act(stage):
+        broker, session = await session_of(stage)
+        topics, name = broker.client.topics, "watch_topic_list"
+        await topics.create("n1", 2)
+        await session.answer(f"{name}_success", name, **watch())
+        await TopicAdmin(broker.client).grow("n1", 3)
+        for number in range(5):
+            await asyncio.sleep(2)
+            await topics.create(f"x{number}")
+        assert not session.socket.answers.empty()
+        update = await session.socket.answer("watch_topic_update")
+        assert update.new_topics == ["persistent://public/default/n1-partition-2"]
+
+    play(act)
+
+
 def test_watches_beyond_the_limit_and_those_of_no_namespace_are_refused(monkeypatch):
     async def act(stage):
         _, session = await session_of(stage)
