@@ -298,7 +298,7 @@ public class Checks extends Calls {
             same(List.of("a", "a"), texts(take(consumer, 2)));
         });
         check("a consumer may ask for all again that is not acknowledged", topic -> {
-            Consumer<byte[]> consumer = subscribe(topic, "s");
+            Consumer<byte[]> consumer = consumer(topic, "s").isAckReceiptEnabled(true).subscribe(); // acknowledges at once
             send(topic, "a", "b", "c");
             consumer.acknowledge(take(consumer, 3).get(0));
             consumer.redeliverUnacknowledgedMessages();
