@@ -8,6 +8,7 @@ counts the bytes of the connection's batches that are not stored.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from spark_ledger import errors
@@ -26,6 +27,7 @@ from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.link import Link
 from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
 from spark_ledger.metrics import Counter
+from spark_ledger.rates import Allowance
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 
@@ -37,6 +39,8 @@ in a batch (to walk the message). Other codecs are faster."""
 SHAPES_MAX = 1_000
 """How many shapes of lone messages are kept. A shape is the form of a frame, by which messages of
 this form are read without protobuf."""
+REST_S = 1.0
+"""How soon a connection at rest sees that the rate has changed."""
 
 
 class ThisBroker(Protocol):
@@ -67,7 +71,7 @@ class Intake:
         self._shapes: dict[bytes, Shape] = {}
         self._walked = 0  # number of messages walked in this step
         self._ids_away: dict[int, None] = {}  # of producers sent away that are not back
-        self._rests = 0
+        self._resting: dict[Allowance, None] = {}  # the rates that let no more pass now
 
     @property
     def is_read(self) -> bool:
@@ -76,15 +80,16 @@ class Intake:
     @property
     def rests(self) -> bool:
         """Whether the rate of a partition lets the connection send no more now."""
-        return self._rests > 0
+        return bool(self._resting)
 
-    def _rest(self, seconds: float) -> None:
-        def end() -> None:
-            self._rests -= 1
-            self._link.read_or_not()
-
-        self._rests += 1
-        self.later(seconds, end)
+    def _rest(self, rate: Allowance) -> None:
+        """Rest as long as the rate lets no more pass; the rate may change meanwhile."""
+        self._resting.pop(rate, None)
+        wait_s = rate.wait_s(asyncio.get_running_loop().time())
+        if wait_s and self._link.open:
+            self._resting[rate] = None
+            self.later(min(wait_s, REST_S), partial(self._rest, rate))
+        self._link.read_or_not()
 
     def later(self, seconds: float, do: Callable[[], None]) -> object:
         return asyncio.get_running_loop().call_later(seconds, do)
@@ -259,11 +264,11 @@ class Intake:
         run.number_sends()
         partition = run.producer.partition
         partition.writer.append(run)
-        if partition.send_limits.rate.rate is not None:
-            partition.send_limits.rate.take(run.messages, run.size)
-            wait_s = partition.send_limits.rate.wait_s(asyncio.get_running_loop().time())
-            if wait_s:
-                self._rest(wait_s)
+        rate = partition.send_limits.rate
+        if rate.rate is not None:
+            rate.take(run.messages, run.size)
+            if rate not in self._resting:
+                self._rest(rate)
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer not in self._chunks:

@@ -240,6 +240,23 @@ def test_a_connection_rests_while_the_rate_of_a_partition_lets_it_send_no_more()
     asyncio.run(act())
 
 
+def test_a_connection_that_rests_for_hours_is_read_soon_after_the_rate_is_lifted():
+    async def act():
+        async with connected() as (connection, _):
+            partition, time = Partition(deduplication=False), asyncio.get_running_loop().time
+            partition.produce(connection, 1)
+            partition.send_limits.change(TopicPolicies(publish_rate="1 bytes"), time())
+            connection.data_received(b"".join(sent(1, number) for number in range(3)))
+            for run in partition.appended:
+                run.stored(0)
+            assert not connection.is_read
+            partition.send_limits.change(TopicPolicies(), time())
+            await until(lambda: connection.is_read)
+            connection.connection_lost(None)
+
+    asyncio.run(act())
+
+
 def test_a_message_that_is_to_wait_for_longer_than_the_policy_is_refused():
     send_limits = SendLimits()
     send_limits.change(TopicPolicies(delay_ms_max=1000), 0)
