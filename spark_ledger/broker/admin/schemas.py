@@ -1,6 +1,7 @@
 """Verbs on the schemas of a topic that Pulsar's clients declare."""
 
 import re
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
@@ -124,7 +125,10 @@ async def _schema_in_body(call: Call) -> ClientSchema:
         raise HttpRefusal(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no type of schemas {plain['type'][:100]!r}"
         )
-    data = b"" if kind not in client_schemas.WITH_DATA else text.encode()
+    if kind is ClientSchemaType.KEY_VALUE:
+        data = client_schemas.pair_from_text(text)
+    else:
+        data = text.encode() if kind in client_schemas.WITH_DATA else b""
     schema = ClientSchema(kind, data, MappingProxyType(properties))
     await schemas.check(schema)
     return schema
@@ -136,6 +140,13 @@ async def _to_json(call: Call, info: TopicInfo, declared: ClientVersion) -> dict
         "version": declared.number,
         "type": schema.kind.name,
         "timestamp": await call.broker.schemas_of(info).registered_ms(info, declared.number),
-        "data": schema.data.decode(errors="replace"),
+        "data": _data(schema),
         "properties": dict(schema.properties),
     }
+
+
+def _data(schema: ClientSchema) -> str:
+    if schema.kind is ClientSchemaType.KEY_VALUE:
+        with suppress(errors.SchemaUnreadable, *errors.MALFORMED):  # not checked by older programs
+            return client_schemas.pair_to_text(schema)
+    return schema.data.decode(errors="replace")

@@ -206,6 +206,30 @@ def key_and_value(schema: ClientSchema) -> tuple[ClientSchema, ClientSchema]:
     return parts[0], parts[1]
 
 
+def pair_from_text(text: str) -> bytes:
+    """The data of a KEY_VALUE schema from Pulsar's text for both schemas,
+    `{"key": ..., "value": ...}`: a schema is an object in JSON, "" if it has no data. Raises
+    errors.SchemaUnreadable."""
+    try:
+        plain = json.loads(text)
+        parts = [
+            b"" if part == "" else json.dumps(part, ensure_ascii=False).encode()
+            for part in (plain["key"], plain["value"])
+        ]
+    except errors.MALFORMED as error:
+        raise _no_pair(
+            f'it is not {{"key": ..., "value": ...}} in JSON: {error!r}'[:300]
+        ) from error
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def pair_to_text(schema: ClientSchema) -> str:
+    """As `pair_from_text` takes it. Raises errors.SchemaUnreadable, or one of errors.MALFORMED."""
+    parts = key_and_value(schema)
+    shown = [json.loads(part.data) if part.kind in WITH_DATA else "" for part in parts]
+    return json.dumps(dict(zip(("key", "value"), shown, strict=True)), ensure_ascii=False)
+
+
 def _no_pair(why: str) -> errors.SchemaUnreadable:
     return errors.SchemaUnreadable(
         f"a schema of type KEY_VALUE lacks the data of a key and a value: {why}"

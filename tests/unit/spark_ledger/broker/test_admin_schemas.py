@@ -6,12 +6,14 @@ import json
 import pytest
 
 from spark_ledger.topic.log.policies import SCHEMA_STRATEGIES
+from spark_ledger.topic.schema import client_schemas
 from tests.unit.spark_ledger.broker.admin_requests import at_a_broker
 
 S = "/admin/v2/schemas/public/default/t"
 N = "/admin/v2/namespaces/public/default"
 A = {"name": "a", "type": "int"}
 B = {"name": "b", "type": "int"}
+AVRO_KEY = {"key.schema.type": "AVRO", "value.schema.type": "STRING"}
 
 
 def schema(*fields, **more):
@@ -43,6 +45,39 @@ def test_a_schema_that_is_registered_is_returned_by_its_version():
         assert (await ask("POST", f"{S}/version", schema(A, B)))[0] == 404
         answer = await ask("POST", f"{S}/compatibility", schema(A, B))
         assert answer[1]["compatibility"] is False
+
+    at_a_broker(act)
+
+
+def pair(key, value, *types):
+    names = ("key.schema.type", "value.schema.type")
+    return {
+        "type": "KEY_VALUE",
+        "schema": json.dumps({"key": key, "value": value}),
+        "properties": dict(zip(names, types, strict=True)),
+    }
+
+
+@pytest.mark.parametrize("key_type", ["JSON", "STRING"])
+def test_a_schema_of_key_and_value_is_taken_and_shown_as_an_object_of_both(key_type):
+    record = {"type": "record", "name": "é", "fields": [A]}
+    key = record if key_type == "JSON" else ""
+    body = pair(key, record, key_type, "AVRO")
+
+    async def act(ask, broker, stage):
+        assert await ask("POST", f"{S}/schema", body) == (200, {"version": {"version": 0}})
+        assert await ask("POST", f"{S}/version", body) == (200, {"version": 0})
+        assert (await ask("POST", f"{S}/compatibility", body))[1]["compatibility"] is True
+        info = await stage.client.topics.open("t")
+        kept = (await broker.schemas_of(info).of(info)).client_version(0).schema
+        parts = [part.data for part in client_schemas.key_and_value(kept)]
+        assert [json.loads(data) if data else "" for data in parts] == [key, record]
+        status, shown = await ask("GET", f"{S}/schema")
+        assert (status, shown["type"], shown["properties"]) == (200, *list(body.values())[::2])
+        assert json.loads(shown["data"]) == {"key": key, "value": record}
+        assert await ask("GET", f"{S}/schemas") == (200, {"getSchemaResponses": [shown]})
+        again = body | {"schema": shown["data"]}
+        assert await ask("POST", f"{S}/version", again) == (200, {"version": 0})
 
     at_a_broker(act)
 
@@ -81,6 +116,12 @@ def test_a_schema_is_shown_with_the_time_at_which_it_was_registered(first):
         ({"type": "AUTO_CONSUME", "schema": ""}, 422),
         ({"type": "JSON", "schema": "{}"}, 422),
         ({"type": "AVRO", "schema": "[" * 1_500}, 422),
+        ({"type": "KEY_VALUE", "schema": ""}, 422),
+        ({"type": "KEY_VALUE", "schema": "[" * 60_000}, 422),
+        ({"type": "KEY_VALUE", "schema": '["key", "value"]'}, 422),
+        ({"type": "KEY_VALUE", "schema": '{"key": ""}'}, 422),
+        ({"type": "KEY_VALUE", "schema": '{"key": "", "value": "\\ud800"}'}, 422),
+        ({"type": "KEY_VALUE", "schema": '{"key": {}, "value": ""}', "properties": AVRO_KEY}, 422),
     ],
 )
 def test_what_is_no_schema_is_refused_by_each_verb_and_nothing_is_registered(body, status):
