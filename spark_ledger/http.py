@@ -4,7 +4,8 @@ to other servers.
 Always true:
 - a connection has one request and one response. It is cut if the request's head does not arrive
   within HEAD_S, or if the client has not read the response within RESPONSE_S;
-- a line of a head has LINE_BYTES_MAX at most, a head HEADERS_MAX fields, a body BODY_BYTES_MAX.
+- a line of a head has LINE_BYTES_MAX at most, a head HEADERS_MAX fields, a body as many bytes as
+  its route allows.
   No more of a request is kept in memory, and no body is decompressed;
 - a response is JSON, bytes, or empty; an error's response is {"reason": ...}. JSON that the caller
   makes in pieces is sent piece by piece, as the client reads it.
@@ -69,14 +70,15 @@ class Route:
     method: str
     path: str
     handle: Handler
+    body_bytes_max: int = BODY_BYTES_MAX
 
 
 async def protocol_of(routes: Iterable[Route]) -> Callable[[], asyncio.BaseProtocol]:
     """A function that makes the protocol of each connection to a listener (net.served_by). The
     first route that matches a request handles it."""
-    app = web.Application(middlewares=[_end_in_time], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[_end_in_time])
     for route in routes:
-        app.router.add_route(route.method, route.path, _handler_of_aiohttp(route.handle))
+        app.router.add_route(route.method, route.path, _handler_of_aiohttp(route))
     runner = web.AppRunner(app, handle_signals=False, access_log=None)
     await runner.setup()
     server, loop = runner.server, asyncio.get_running_loop()
@@ -93,10 +95,11 @@ async def protocol_of(routes: Iterable[Route]) -> Callable[[], asyncio.BaseProto
     )
 
 
-def _handler_of_aiohttp(handle: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler_of_aiohttp(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def respond(request: web.Request) -> web.StreamResponse:
+        request = request.clone(client_max_size=route.body_bytes_max)
         peer, own = ((request.get_extra_info(end) or ("",))[0] for end in ("peername", "sockname"))
-        response = await handle(
+        response = await route.handle(
             HttpRequest(
                 request.method,
                 request.path,

@@ -27,6 +27,7 @@ from spark_ledger.broker.admin.policy_shapes import (
     refused,
     wrong_shape,
 )
+from spark_ledger.http import BODY_BYTES_MAX
 from spark_ledger.topic.log.policies import (
     ACKNOWLEDGED,
     INHERIT,
@@ -43,6 +44,7 @@ class RouteEntry(NamedTuple):
     method: str
     path: str
     verb: Verb
+    body_bytes_max: int = BODY_BYTES_MAX
 
 
 class Level(Protocol):

@@ -19,6 +19,8 @@ from spark_ledger.topic.schema.client_rules import producer_misfit
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
 
 VERSIONS_AT_ONCE = 32
+BODY_BYTES_MAX = 512 << 10
+"""Of a request: the largest schema (client_schemas.DATA_BYTES_MAX) with the escapes of JSON."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 

@@ -127,10 +127,10 @@ ROUTES = (
     RouteEntry("GET", f"{_SCHEMAS}/schema", schemas.latest),
     RouteEntry("GET", f"{_SCHEMAS}/schema/{{version}}", schemas.version),
     RouteEntry("GET", f"{_SCHEMAS}/schemas", schemas.versions),
-    RouteEntry("POST", f"{_SCHEMAS}/schema", schemas.register),
+    RouteEntry("POST", f"{_SCHEMAS}/schema", schemas.register, schemas.BODY_BYTES_MAX),
     RouteEntry("DELETE", f"{_SCHEMAS}/schema", schemas.delete),
-    RouteEntry("POST", f"{_SCHEMAS}/compatibility", schemas.compatibility),
-    RouteEntry("POST", f"{_SCHEMAS}/version", schemas.version_of),
+    RouteEntry("POST", f"{_SCHEMAS}/compatibility", schemas.compatibility, schemas.BODY_BYTES_MAX),
+    RouteEntry("POST", f"{_SCHEMAS}/version", schemas.version_of, schemas.BODY_BYTES_MAX),
     RouteEntry("GET", _TOPICS, topics.topics),
     RouteEntry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
     RouteEntry("PUT", _TOPIC, topics.create_topic),
@@ -206,7 +206,7 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
     routes, and reserves its port, before it makes its broker (server.py)."""
     access = access_of(settings)
 
-    def route(method: str, path: str, verb: Verb) -> Route:
+    def route(method: str, path: str, verb: Verb, body_bytes_max: int) -> Route:
         async def handle(request: HttpRequest) -> HttpResponse:
             try:
                 access.check(request, changes=request.method != "GET")
@@ -219,7 +219,7 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
                 return HttpResponse(status=HTTPStatus.NO_CONTENT)
             return HttpResponse(result)
 
-        return Route(method, path, handle)
+        return Route(method, path, handle, body_bytes_max)
 
     rest: Sequence[RouteEntry] = (
         RouteEntry("*", f"{_ADMIN}/{{rest:.*}}", _not_implemented),

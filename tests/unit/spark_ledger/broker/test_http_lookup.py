@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.admin import schemas
 from spark_ledger.broker.serve.routes import routes
 from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.http import BODY_BYTES_MAX, HEADERS_MAX, LINE_BYTES_MAX, protocol_of
+from spark_ledger.topic.schema import client_schemas
 
 
 class Store:
@@ -172,6 +174,24 @@ def test_a_request_that_is_too_large_or_none_is_refused_in_json(request_, status
     ((answered, body),), _ = ask(request_)
     assert answered == status
     assert body["reason"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"), [("schema", 400), ("compatibility", 404), ("version", 400)]
+)
+def test_a_body_with_the_largest_schema_is_read(verb, status):
+    schema = "é" * (client_schemas.DATA_BYTES_MAX // 2)
+    body = json.dumps({"type": "JSON", "schema": schema, "properties": 7}).encode()
+    assert BODY_BYTES_MAX < len(body) < schemas.BODY_BYTES_MAX
+    answers, _ = ask(posted(verb, body), posted(verb, b" " * (schemas.BODY_BYTES_MAX + 1)))
+    assert [answered for answered, _ in answers] == [status, 413]
+    assert all(body["reason"] for _, body in answers)
+
+
+def posted(verb, body):
+    head = f"POST /admin/v2/schemas/a/b/c/{verb} HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def test_a_head_that_does_not_end_is_cut_off_in_time(monkeypatch):
