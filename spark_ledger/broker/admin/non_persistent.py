@@ -91,11 +91,23 @@ async def grow(call: Call) -> None:
 
 
 async def delete_topic(call: Call) -> None:
-    """Delete a topic, partitioned or not. Its clients are sent away within some seconds."""
+    """Delete a topic that is not partitioned. Its clients are sent away within some seconds."""
+    await _delete(call, partitioned=False)
+
+
+async def delete_partitioned(call: Call) -> None:
+    await _delete(call, partitioned=True)
+
+
+async def _delete(call: Call, *, partitioned: bool) -> None:
     info = await _existing(call)
     if _name(call).partition is not None:
         reason = "one partition cannot be deleted: DELETE .../partitions removes the topic"
         raise HttpRefusal(HTTPStatus.NOT_IMPLEMENTED, reason)
+    if info.policies.partitioned is not partitioned:
+        is_, path = ("is not", "{topic}") if partitioned else ("is", "{topic}/partitions")
+        reason = f"topic {info.name} {is_} partitioned: delete it as .../{path}"
+        raise HttpRefusal(HTTPStatus.CONFLICT, reason)
     if not call.is_on("force"):
         used = [
             s["publishers"] or s["subscriptions"] for s in (await _stats_of(call, info)).values()

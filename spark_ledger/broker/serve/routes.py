@@ -181,7 +181,9 @@ ROUTES = (
     RouteEntry("GET", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.partitions),
     RouteEntry("PUT", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.create_partitioned),
     RouteEntry("POST", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.grow),
-    RouteEntry("DELETE", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.delete_topic),
+    RouteEntry(
+        "DELETE", f"{_NON_PERSISTENT}/{{topic}}/partitions", non_persistent.delete_partitioned
+    ),
     RouteEntry("PUT", f"{_NON_PERSISTENT}/{{topic}}/unload", non_persistent.unload),
     RouteEntry("GET", f"{_NON_PERSISTENT}/{{topic}}/subscriptions", non_persistent.subscriptions),
     RouteEntry(

@@ -203,6 +203,9 @@ def test_partitioned_topics_are_made_listed_grown_and_deleted():
         assert (await ask("GET", f"{base}/p-partition-3/stats"))[0] == 404
         assert (await ask("PUT", f"{base}/p-partition-3/unload"))[0] == 404
         assert await ask("GET", f"{base}/p/subscriptions") == (200, ["s"])
+        for wrong in ("p", "p?force=true", "single/partitions", "single/partitions?force=true"):
+            status, body = await ask("DELETE", f"{base}/{wrong}")
+            assert status == 409 and "delete it as" in body["reason"]
         assert (await ask("DELETE", f"{base}/p/partitions"))[0] == 412
         assert await ask("DELETE", f"{base}/p/partitions?force=true") == (204, None)
         await consumer.socket.answer("close_consumer")  # within some seconds
