@@ -1,5 +1,6 @@
 """One call of a verb: the broker, the request, and the names in the request's path and body."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -72,6 +73,16 @@ class Call:
     def is_on(self, flag: str) -> bool:
         """Whether the query has flag=true."""
         return self.request.query.get(flag, "").lower() == "true"
+
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """The query's value of this name, by default the first choice. Raises HttpRefusal."""
+        value = self.request.query.get(name, choices[0])
+        if value not in choices:
+            raise HttpRefusal(
+                HTTPStatus.BAD_REQUEST,
+                f"{name} is {' or '.join(choices)}, not '{value[:100]}'",
+            )
+        return value
 
     def number(self, name: str) -> int:
         """The number in the part `name` of the path. Raises HttpRefusal."""

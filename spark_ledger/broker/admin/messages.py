@@ -79,9 +79,9 @@ async def examine(call: Call) -> HttpResponse:
     info, query = await call.existing_topic(), call.request.query
     number = max(1, number_of(query.get("messagePosition", "1"), "messagePosition"))
     _check_nth(number)
+    is_first = call.choice("initialPosition", ("latest", "earliest")) == "earliest"
     _, owned = await call.owned(info, "Examine messages")
     log, shown = owned.log, None
-    is_first = query.get("initialPosition") == "earliest"
     async with aclosing(_forward(log, log.start) if is_first else _backward(log)) as batches:
         async for batch in batches:
             shown, number = batch, number - 1

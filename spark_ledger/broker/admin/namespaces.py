@@ -106,7 +106,7 @@ async def delete_namespace(call: Call) -> None:
 
 
 async def topics_of_namespace(call: Call) -> Any:
-    mode, topics = call.request.query.get("mode", "PERSISTENT"), list[str]()
+    mode, topics = call.choice("mode", ("PERSISTENT", "NON_PERSISTENT", "ALL")), list[str]()
     if mode != "NON_PERSISTENT":
         topics += await call.broker.catalog.names_in(call.namespace)
     if mode != "PERSISTENT":

@@ -113,8 +113,10 @@ def _limit(
 
 def _take_ttl(seconds: Any) -> dict[str, Any]:
     """0: messages do not expire."""
-    if type(seconds) is not int or not 0 <= seconds <= INT_MAX:
-        raise refused(HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds!r}")
+    if type(seconds) is not int:
+        raise wrong_shape(f"a whole number of seconds is needed, not {seconds!r}"[:200])
+    if not 0 <= seconds <= INT_MAX:
+        raise refused(HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds}")
     return {"message_ttl_ms": seconds * 1000 or None}
 
 
@@ -127,10 +129,13 @@ def _units(amount: int, unit: int) -> int:
     return -(-amount // unit)
 
 
+_RETENTION_FIELDS = ("retentionTimeInMinutes", "retentionSizeInMB")
+
+
 def _take_retention(plain: Any) -> dict[str, Any]:
-    retention = checked_object(plain)
-    minutes = whole_number(retention.get("retentionTimeInMinutes"), "retentionTimeInMinutes")
-    size = retention.get("retentionSizeInMB")
+    retention = checked_object(plain, _RETENTION_FIELDS)
+    age, size = (retention.get(name) for name in _RETENTION_FIELDS)
+    minutes = whole_number(age, _RETENTION_FIELDS[0])
     if type(size) is not int or not NO_LIMIT <= size <= LONG_MAX // MIB or minutes < NO_LIMIT:
         raise refused(
             HTTPStatus.PRECONDITION_FAILED,
@@ -156,10 +161,9 @@ def _show_retention(values: Values) -> Any:
         age = size = 0
     elif "retention_ms" not in values and "retention_bytes" not in values:
         return None
-    return {
-        "retentionTimeInMinutes": NO_LIMIT if age is None else _units(age, MINUTE_MS),
-        "retentionSizeInMB": NO_LIMIT if size is None else _units(size, MIB),
-    }
+    minutes = NO_LIMIT if age is None else _units(age, MINUTE_MS)
+    megabytes = NO_LIMIT if size is None else _units(size, MIB)
+    return dict(zip(_RETENTION_FIELDS, (minutes, megabytes), strict=True))
 
 
 _PERSISTENCE = ("bookkeeperEnsemble", "bookkeeperWriteQuorum", "bookkeeperAckQuorum")
@@ -167,7 +171,7 @@ _MARK_RATE = "managedLedgerMaxMarkDeleteRate"
 
 
 def _take_persistence(plain: Any) -> dict[str, Any]:
-    persistence = checked_object(plain)
+    persistence = checked_object(plain, (*_PERSISTENCE, _MARK_RATE))
     rate = persistence.get(_MARK_RATE) or 0
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         raise wrong_shape(f"{_MARK_RATE} is a number, not {rate!r}")
@@ -194,13 +198,14 @@ def _show_persistence(values: Values) -> Any:
     return {**dict(zip(_PERSISTENCE, sizes, strict=True)), _MARK_RATE: 0.0}
 
 
-_PARTITIONS = "defaultNumPartitions"
+_ALLOWS_TOPICS, _PARTITIONS = "allowAutoTopicCreation", "defaultNumPartitions"
 
 
 def _take_creation(plain: Any) -> dict[str, Any]:
     """Programs compare the words of a refusal."""
-    creates = checked_bool(checked_object(plain).get("allowAutoTopicCreation"))
-    kind, partitions = plain.get("topicType") or "non-partitioned", plain.get(_PARTITIONS)
+    given = checked_object(plain, (_ALLOWS_TOPICS, "topicType", _PARTITIONS))
+    creates = checked_bool(given.get(_ALLOWS_TOPICS))
+    kind, partitions = given.get("topicType") or "non-partitioned", given.get(_PARTITIONS)
     fault = None
     if kind not in ("partitioned", "non-partitioned"):
         fault = f"Unknown topic type [{kind}]"[:200]
@@ -227,7 +232,7 @@ def _show_creation(values: Values) -> Any:
     if creates is None and partitions is None:
         return None
     return {
-        "allowAutoTopicCreation": creates is not False,
+        _ALLOWS_TOPICS: creates is not False,
         "topicType": "partitioned" if partitions else "non-partitioned",
         _PARTITIONS: partitions or None,
     }
@@ -237,7 +242,9 @@ _ALLOWS = "allowAutoSubscriptionCreation"
 
 
 def _take_subscriptions(plain: Any) -> dict[str, Any]:
-    return {"auto_create_subscriptions": checked_bool(checked_object(plain).get(_ALLOWS))}
+    return {
+        "auto_create_subscriptions": checked_bool(checked_object(plain, (_ALLOWS,)).get(_ALLOWS))
+    }
 
 
 def _show_subscriptions(values: Values) -> Any:
@@ -378,10 +385,13 @@ NOT_IMPLEMENTED_OF_TOPICS: Mapping[str, Any] = {"replication": None}
 # -- quotas ----------------------------------------------------------------------------------------
 
 
+_QUOTA_FIELDS = ("limitSize", "limit", "limitTime", "policy")
+
+
 def backlog_quota(kind: str, plain: Any, present: Values) -> dict[str, Any]:
     """The changes for this quota; `present` has the policies that count now. In `plain`, `limit` is
     an older name of `limitSize`; older clients send its value as text. Raises HttpRefusal."""
-    name, quota = quota_named(kind), checked_object(plain)
+    name, quota = quota_named(kind), checked_object(plain, _QUOTA_FIELDS)
     on_backlog = ON_BACKLOG.get(str(quota.get("policy")))
     if on_backlog is None:
         raise wrong_shape(f"there is no policy {quota.get('policy')!r}")

@@ -2,7 +2,7 @@
 policies of delays and rates. Pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -54,9 +54,13 @@ def wrong_shape(reason: str) -> HttpRefusal:
     return HttpRefusal(HTTPStatus.BAD_REQUEST, reason)
 
 
-def checked_object(plain: Any) -> dict[str, Any]:
+def checked_object(plain: Any, fields: Collection[str] | None = None) -> dict[str, Any]:
+    """`fields` are all that the object may have, beside null. Raises HttpRefusal."""
     if not isinstance(plain, dict):
-        raise wrong_shape(f"an object is needed, not {plain!r}")
+        raise wrong_shape(f"an object is needed, not {plain!r}"[:200])
+    unknown = [name for name in plain if plain[name] is not None and name not in (fields or plain)]
+    if unknown:
+        raise wrong_shape(f"there is no field {unknown[0][:100]!r}, only {', '.join(fields or ())}")
     return plain
 
 
@@ -82,7 +86,8 @@ _LONGEST = ("maxDeliveryDelayInMillis", "maxDelayInMillis")
 
 def _take_delays(plain: Any) -> dict[str, Any]:
     """A tick is how late a delayed message may be: TICK_MS_MIN holds for every longer tick."""
-    delays = {"active": True, "tickTime": TICK_MS, **checked_object(plain)}
+    default = {"active": True, "tickTime": TICK_MS}
+    delays = {**default, **checked_object(plain, (*default, *_LONGEST))}
     tick_ms = delays["tickTime"]
     longest_ms = next((delays[name] for name in _LONGEST if name in delays), 0)
     if not all(type(ms) is int and 0 <= ms <= LONG_MAX for ms in (tick_ms, longest_ms)):
@@ -129,9 +134,10 @@ _PERIODS_S = {"dispatch_rate": 1, "subscription_dispatch_rate": 1, "subscribe_ra
 def rate(ours: str, name: str, record: str) -> PulsarPolicy:
     limits, has_period = _LIMITS[ours], ours in _PERIODS_S
     may_be_relative = ours.endswith("dispatch_rate")
+    fields = (*limits, _PERIOD, *((_RELATIVE,) if may_be_relative else ()))
 
     def take(plain: Any) -> dict[str, Any]:
-        given = {_PERIOD: _PERIODS_S.get(ours, 1), **checked_object(plain)}
+        given = {_PERIOD: _PERIODS_S.get(ours, 1), **checked_object(plain, fields)}
         values: dict[str, Any] = {}
         for pulsars, field in {**limits, _PERIOD: "s"}.items():
             values[field] = given.get(pulsars, NO_LIMIT)

@@ -146,6 +146,7 @@ async def _show(level: Level, policy: PulsarPolicy, call: Call) -> Any:
 
 
 async def _set(level: Level, policy: PulsarPolicy, call: Call) -> None:
+    await level.values(call)  # raises if the namespace or the topic is not there
     plain = call.json()
     if plain is None and policy.namespace in call.request.query:  # the TTL of a topic
         plain = _number_of(call.request.query[policy.namespace])

@@ -95,6 +95,8 @@ def test_the_number_of_partitions_is_checked_before_anything_is_made(body, statu
         ("GET", "/admin/v2/persistent/public/gone", 404),
         ("GET", "/admin/v2/persistent/public/gone/partitioned", 404),
         ("GET", "/admin/v2/namespaces/public/gone/topics", 404),
+        ("GET", "/admin/v2/namespaces/public/default/topics?mode=BOGUS", 400),
+        ("GET", f"{T}/t-partition-0/examinemessage?initialPosition=bogus", 400),
         ("GET", "/admin/v2/namespaces/gone", 404),
         ("GET", "/admin/v2/namespaces/public/gone", 404),
         ("DELETE", "/admin/v2/namespaces/public/gone", 404),
@@ -499,8 +501,8 @@ def test_expiry_and_the_creation_of_topics_are_policies_of_the_namespace():
         assert await ask("POST", f"{path}/messageTTL", 60) == (204, None)
         assert (await policies_of(broker)).message_ttl_ms == 60_000
         assert await ask("GET", f"{path}/messageTTL") == (200, 60)
-        for bad in (-1, "x", None, True, 2**31):
-            assert (await ask("POST", f"{path}/messageTTL", bad))[0] == 412
+        for bad, status in ((-1, 412), (2**31, 412), ("x", 400), (None, 400), (True, 400)):
+            assert (await ask("POST", f"{path}/messageTTL", bad))[0] == status
         assert await ask("POST", f"{path}/messageTTL", 0) == (204, None)
         assert await ask("GET", f"{path}/messageTTL") == (200, 0)
         assert await ask("DELETE", f"{path}/messageTTL") == (204, None)

@@ -80,7 +80,7 @@ CASES = {
     "deduplication": ([(True, True), (False, False)], [("yes", 400), (1, 400), (None, 400)]),
     "messageTTL": (
         [(60, 60_000), (0, None)],
-        [(bad, 412) for bad in (-1, "x", True, 2**31, 1.5)],
+        [*((bad, 412) for bad in (-1, 2**31)), *((bad, 400) for bad in ("x", True, 1.5, None))],
     ),
     "retention": (
         [
@@ -187,6 +187,11 @@ def as_shown(policy, plain):
     return plain.upper() if policy.namespace == "schemaCompatibilityStrategy" else plain
 
 
+def with_unknown_fields(taken):
+    """Objects that would be taken, each with a field that the policy does not have."""
+    return [(plain | {"foo": 1}, 400) for plain, _ in taken if isinstance(plain, dict)]
+
+
 def test_every_policy_of_the_table_has_a_case():
     assert list(CASES) == [policy.namespace or policy.topic for policy in POLICIES]
 
@@ -207,6 +212,7 @@ def test_a_policy_is_set_shown_and_unset_on_a_namespace(policy):
     taken, refused = CASES[policy.namespace]
     path, method = f"{N}/{policy.namespace}", "PUT" if "PUT" in policy.verbs else "POST"
     ours = ("retention", *policy.ours[:2]) if policy.namespace == "retention" else policy.ours
+    gone = path.replace("default", "gone")
 
     async def act(ask, broker, stage):
         unset = (204, None) if policy.unset is None else (200, policy.unset)
@@ -218,15 +224,16 @@ def test_a_policy_is_set_shown_and_unset_on_a_namespace(policy):
             recorded = as_shown(policy, plain)
             recorded = {"standalone": recorded} if policy.by_cluster else recorded
             assert (await ask("GET", N))[1][policy.record] == recorded
-        for plain, status in refused:
+        for plain, status in (*refused, *with_unknown_fields(taken)):
             answered, body = await ask(method, path, plain)
             assert (plain, answered) == (plain, status) and len(body["reason"]) > 10
         assert await stored(broker, ours) == values
         if "DELETE" in policy.verbs:
             assert await ask("DELETE", path) == (204, None)
             assert await ask("GET", path) == unset
-        gone = path.replace("default", "gone")
-        assert (await ask("GET", gone))[0] == (await ask(method, gone, taken[0][0]))[0] == 404
+        assert (await ask("GET", gone))[0] == 404
+        for plain in (taken[0][0], refused[0][0]):
+            assert (await ask(method, gone, plain))[0] == 404
 
     at_a_broker(act)
 
@@ -295,7 +302,7 @@ def test_the_time_to_live_of_a_topic_is_in_the_query_too():
         assert await ask("GET", f"{T}/messageTTL") == (200, 600)
         assert (await ask("POST", f"{T}/messageTTL?messageTTL=x"))[0] == 400
         assert (await ask("POST", f"{T}/messageTTL?messageTTL=-5"))[0] == 412
-        assert (await ask("POST", f"{T}/messageTTL"))[0] == 412
+        assert (await ask("POST", f"{T}/messageTTL"))[0] == 400
         assert await ask("DELETE", f"{T}/messageTTL?messageTTL=0") == (204, None)
 
     at_a_broker(act)
@@ -350,6 +357,15 @@ def test_quotas_of_a_topic_count_before_those_of_its_namespace():
         assert await ask("DELETE", f"{T}/{age}") == (204, None)
         assert await ask("GET", f"{T}/backlogQuotaMap") == (200, {})
         assert (await broker.client.topics.open("t")).policies.backlog_bytes_max == 1000
+
+    at_a_broker(act)
+
+
+def test_a_quota_with_an_unknown_field_is_refused_and_null_is_no_field():
+    async def act(ask, broker, stage):
+        status, body = await ask("POST", f"{N}/backlogQuota", quota(5) | {"foo": 1})
+        assert status == 400 and "no field 'foo'" in body["reason"]
+        assert (await ask("POST", f"{N}/backlogQuota", quota(5) | {"foo": None}))[0] == 204
 
     at_a_broker(act)
 
