@@ -39,6 +39,7 @@ from spark_ledger.metadata.store_calls import Tries, names_in, read, unavailable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName, parse_namespace
 from spark_ledger.topic.log.policies import PARTITIONS_MAX
+from spark_ledger.topic.log.records import readable
 from spark_ledger.topic.log.topics import TopicInfo, check_topics_max, policies_in
 from spark_ledger.topic.schema.registry import SchemaRegistry
 from spark_ledger.topic.upkeep.namespaces import Namespaces
@@ -108,15 +109,19 @@ class NonPersistentRecords:
                 await store.sync(topic.path)
 
     async def in_namespace(self, namespace: str) -> dict[NonPersistentName, int]:
-        """The topics by name, with their numbers of partitions."""
+        """The topics by name, with their numbers of partitions. A topic that cannot be read is left
+        out."""
         tenant, name = parse_namespace(namespace)
         store, folder = self.client.store, paths.non_persistent_topics(tenant, name)
         with unavailable_while(f"listing the topics of namespace '{namespace}'"):
             await store.sync(folder)
             topics = [NonPersistentName(tenant, name, t) for t in await names_in(store, folder)]
             nodes = await store.get_many([topic.path for topic in topics])
-        records = zip(topics, nodes, strict=True)
-        return {topic: _decoded(node.value) for topic, node in records if node is not None}
+        numbers = [
+            readable(f"topic {topic}", node, _decoded)
+            for topic, node in zip(topics, nodes, strict=True)
+        ]
+        return {topic: n for topic, n in zip(topics, numbers, strict=True) if n is not None}
 
 
 class PassingSchemas(SchemaRegistry):

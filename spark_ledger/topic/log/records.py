@@ -10,12 +10,16 @@ docs/topics.md shows every record.
 """
 
 import json
+import logging
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from spark_ledger import errors
+from spark_ledger.metadata.store import Versioned
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
 from spark_ledger.topic.log.policies import (
@@ -27,8 +31,12 @@ from spark_ledger.topic.log.policies import (
 from spark_ledger.topic.log.segment_table import BlobPointer
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 TXN_BYTES_MAX = 64 * 1024
+TOPIC_PROPERTIES_BYTES_MAX = 16 << 10
+"""How many bytes the names and values of a topic's properties may take."""
+UNREADABLE_KEPT = 1_000
 _TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
 _LATER_OF_NAMESPACES = ("topics_max", "properties")
 """Policies of a namespace that its record has only if they are set."""
@@ -199,6 +207,16 @@ class IdBlock:
     count: int
 
 
+def checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > TOPIC_PROPERTIES_BYTES_MAX:
+        raise errors.BadConfig(
+            f"the properties of a topic take {size} bytes",
+            f"At most {TOPIC_PROPERTIES_BYTES_MAX} are kept: give fewer or shorter ones.",
+        )
+    return properties
+
+
 def encode_topic(record: TopicRecord) -> bytes:
     plain = {"name": record.name, "partitions": record.partitions}
     growth = {"grown_to": record.grown_to} if record.grown_to else {}
@@ -295,7 +313,7 @@ def encode_topic_pointer(topic_id: str) -> bytes:
 
 
 def decode_topic_pointer(value: bytes) -> str:
-    return load(value, "topic pointer", lambda plain: str(plain["id"]))
+    return load(value, "topic pointer", lambda plain: str(uuid.UUID(plain["id"])))
 
 
 def encode_head(head: Head) -> bytes:
@@ -469,3 +487,18 @@ def load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
         return build(plain)
     except errors.MALFORMED as error:
         raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error
+
+
+def readable(what: str, node: Versioned | None, decode: Callable[[bytes], T]) -> T | None:
+    """The decoded record of a node; None without a node, and for a node that cannot be decoded,
+    which the log names by `what`, once. So a list of many nodes leaves such a node out."""
+    try:
+        return None if node is None else decode(node.value)
+    except errors.UnsupportedFormat as error:
+        _log_unreadable(what, str(error)[:200])
+        return None
+
+
+@lru_cache(maxsize=UNREADABLE_KEPT)
+def _log_unreadable(what: str, error: str) -> None:
+    _log.warning("%s cannot be read, and is left out: %s", what, error)

@@ -67,8 +67,6 @@ READ_AT_ONCE = 200
 """So many records are decoded in one step of the loop."""
 PARTS_AT_ONCE = 2
 """While one part is decoded, the next part is read."""
-TOPIC_PROPERTIES_BYTES_MAX = 16 << 10
-"""How many bytes the names and values of a topic's properties may take."""
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -170,16 +168,6 @@ def _namespace_of(topic: TopicName) -> str:
     return paths.namespace(topic.tenant, topic.namespace)
 
 
-def _checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
-    if size > TOPIC_PROPERTIES_BYTES_MAX:
-        raise errors.BadConfig(
-            f"the properties of a topic take {size} bytes",
-            f"At most {TOPIC_PROPERTIES_BYTES_MAX} are kept: give fewer or shorter ones.",
-        )
-    return properties
-
-
 def namespace_not_found(namespace: str) -> errors.NamespaceNotFound:
     return errors.NamespaceNotFound(f"there is no namespace '{namespace}'")
 
@@ -229,7 +217,7 @@ class Topics:
         else:
             effective = with_changes(_inherited(namespace), policies or {})
             record = TopicRecord(topic.full, partitions, effective, own_names(policies or {}))
-        record = replace(record, properties=_checked_properties(properties))
+        record = replace(record, properties=records.checked_properties(properties))
         with unavailable_while(f"creating topic '{topic}'"):
             if namespace is not None and namespace.topics_max is not None:
                 is_new = await self._find(topic) is None
@@ -350,17 +338,18 @@ class Topics:
 
     async def _listed(self, names: Sequence[TopicName]) -> builtins.list[ListedTopic]:
         pointers = await self.store.get_many([name.path for name in names])
-        ids = {
-            records.decode_topic_pointer(pointer.value): name
-            for name, pointer in zip(names, pointers, strict=True)
-            if pointer is not None
-        }
+        ids = {}
+        for name, pointer in zip(names, pointers, strict=True):
+            decode = records.decode_topic_pointer
+            topic_id = records.readable(f"the id of topic {name}", pointer, decode)
+            if topic_id is not None:
+                ids[topic_id] = name
         nodes = await self.store.get_many([paths.topic(topic_id) for topic_id in ids])
         topics = []
         for (topic_id, name), node in zip(ids.items(), nodes, strict=True):
-            with suppress(errors.UnsupportedFormat):
-                if node is not None:
-                    topics.append(ListedTopic(topic_id, name, *self._partitions.of(node.value)))
+            noted = records.readable(f"topic {name}", node, self._partitions.of)
+            if noted is not None:
+                topics.append(ListedTopic(topic_id, name, *noted))
         return topics
 
     async def names(self) -> builtins.list[TopicName]:
@@ -413,7 +402,7 @@ class Topics:
         def changed(record: TopicRecord, _: NamespacePolicies | None) -> TopicRecord:
             after = {**record.properties, **changes}
             kept = {key: value for key, value in after.items() if value is not None}
-            return replace(record, properties=_checked_properties(kept))
+            return replace(record, properties=records.checked_properties(kept))
 
         return await self._change(await self.open(name), changed)
 

@@ -11,7 +11,7 @@ from spark_ledger.broker import names
 from spark_ledger.broker.admin import brokers as admin_brokers
 from spark_ledger.broker.admin import facts, messages
 from spark_ledger.broker.log.membership import Registered
-from spark_ledger.topic.log.topics import TOPIC_PROPERTIES_BYTES_MAX
+from spark_ledger.topic.log.records import TOPIC_PROPERTIES_BYTES_MAX
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.unit.spark_ledger.broker.admin_requests import Asked, at_a_broker
 from tests.unit.spark_ledger.broker.sessions import TOPIC, session_of

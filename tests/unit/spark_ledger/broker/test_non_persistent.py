@@ -8,6 +8,7 @@ import pytest
 from spark_ledger.broker import names
 from spark_ledger.broker.wire.commands import Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
+from spark_ledger.metadata.store import ANY_VERSION
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.unit.spark_ledger.broker.admin_requests import Asked
 from tests.unit.spark_ledger.broker.background import Brokers
@@ -211,6 +212,20 @@ def test_partitioned_topics_are_made_listed_grown_and_deleted():
         await consumer.socket.answer("close_consumer")  # within some seconds
         assert (await ask("GET", f"{base}/p/partitioned-stats"))[0] == 404
         assert await ask("GET", base) == (200, [f"{full}/single"])
+
+    play(act)
+
+
+def test_a_topic_whose_record_cannot_be_read_is_left_out_of_the_list(caplog):
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        ask, base = Asked(broker), "/admin/v2/non-persistent/public/default"
+        for name in ("bad", "good"):
+            assert await ask("PUT", f"{base}/{name}") == (204, None)
+        bad = names.parse("non-persistent://public/default/bad").topic
+        await stage.client.store.set(bad.path, b'{"partitions":"2"}', ANY_VERSION)
+        assert await ask("GET", base) == (200, ["non-persistent://public/default/good"])
+        assert f"topic {bad} cannot be read, and is left out" in caplog.text
 
     play(act)
 

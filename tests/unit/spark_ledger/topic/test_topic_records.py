@@ -24,6 +24,7 @@ from spark_ledger.topic.log.segments import Segment
 SEGMENT = Segment(1, 42, 3, ((0, 1), (4, 4)), (10, 20, 5), 35, 3500, 1000, 2000)
 COMMIT = Commit("c1", "q", "t", 7, "r", "i", (Append((SEGMENT,)),))
 
+TOPIC_ID = "00000000-0000-4000-8000-000000000000"
 PAIRS = [
     (COMMIT, records.encode_commit, records.decode_commit),
     (Head(5, TopicLife.DELETED), records.encode_head, records.decode_head),
@@ -47,7 +48,7 @@ PAIRS = [
     ),
     (QueryPointer("i", "r", 2), records.encode_query_pointer, records.decode_query_pointer),
     (IdBlock(8, 8), records.encode_block, records.decode_block),
-    ("an-id", records.encode_topic_pointer, records.decode_topic_pointer),
+    (TOPIC_ID, records.encode_topic_pointer, records.decode_topic_pointer),
 ]
 
 

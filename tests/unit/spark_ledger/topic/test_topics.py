@@ -275,3 +275,29 @@ def test_a_namespace_that_an_earlier_version_gave_too_many_partitions_can_still_
     assert read.auto_create_partitions == 10**8
     assert read.with_changes({"topics_max": 5, "properties": {"a": "b"}}).topics_max == 5
     assert records.decode_namespace(records.encode_namespace(read)) == read
+
+
+@pytest.mark.parametrize(
+    "value", [b"{", b'{"id":"a/b","min_reader":1}', b'{"id":7,"min_reader":1}']
+)
+def test_a_topic_whose_id_or_record_cannot_be_read_is_left_out_of_lists_and_logged_once(
+    value, caplog
+):
+    async def act(stage):
+        topics, store = stage.client.topics, stage.client.store
+        await topics.set_namespace("a/b", {"topics_max": 3})
+        names = [f"a/b/{len(value)}-{number}" for number in range(2)]  # a line each
+        for name in names:
+            await topics.create(name)
+        info = await topics.create("a/b/good")
+        pointer, other = [await topics.open(name) for name in names]
+        await store.set(pointer.name.path, value, ANY_VERSION)
+        await store.set(paths.topic(other.id), b"[]", ANY_VERSION)
+        for _ in range(2):
+            (listed,) = await topics.in_namespace("a/b")
+            assert (listed.id, listed.name) == (info.id, info.name)
+        assert caplog.text.count("cannot be read, and is left out") == 2
+        assert f"the id of topic {pointer.name} cannot be read" in caplog.text
+        await topics.create("a/b/more")  # topics_max counts those that can be read
+
+    play(act)
