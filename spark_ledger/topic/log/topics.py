@@ -322,11 +322,12 @@ class Topics:
         set before they are read, also where the namespace is missing. Not synced, as `id_of`."""
         path = paths.namespace(*parse_namespace(namespace))
         with unavailable_while(f"listing the topics of namespace '{namespace}'"):
-            try:
-                return await self.store.children(path, watch)
-            except NoNode:
-                await read(self.store, path, watch)
-                return await names_in(self.store, path)
+            while True:
+                try:
+                    return await self.store.children(path, watch)
+                except NoNode:  # it may be made at this moment: then its children are watched
+                    if await read(self.store, path, watch) is None:
+                        return []
 
     async def listed(self, names: Sequence[TopicName]) -> builtins.list[ListedTopic]:
         """Those of these topics that exist and can be read. Not synced."""

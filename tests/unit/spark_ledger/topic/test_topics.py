@@ -5,7 +5,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.metadata.store import ANY_VERSION, NoNode
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.policies import INHERIT, NamespacePolicies, TopicPolicies
 from spark_ledger.topic.log.topics import read_policies
@@ -299,5 +299,29 @@ def test_a_topic_whose_id_or_record_cannot_be_read_is_left_out_of_lists_and_logg
         assert caplog.text.count("cannot be read, and is left out") == 2
         assert f"the id of topic {pointer.name} cannot be read" in caplog.text
         await topics.create("a/b/more")  # topics_max counts those that can be read
+
+    play(act)
+
+
+def test_the_names_of_a_namespace_that_is_made_while_they_are_read_are_watched():
+    async def act(stage):
+        topics, changed = stage.client.topics, asyncio.Event()
+        children, other = topics.store.children, await stage.another()
+
+        async def then_made(path, watch=None):
+            try:
+                return await children(path, watch)
+            except NoNode:
+                await other.topics.create("a/b/first", exist_ok=True)
+                await topics.store.sync(path)
+                raise
+
+        topics.store.children = then_made
+        assert await topics.names_in("a/b", changed.set) == ["first"]
+        assert not changed.is_set()
+        await other.topics.create("a/b/second")
+        async with asyncio.timeout(5):
+            await changed.wait()
+        assert await topics.names_in("a/c", changed.set) == []
 
     play(act)
