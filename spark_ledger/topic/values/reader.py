@@ -150,7 +150,9 @@ class ClientReader:
             reasons.add(np.arange(len(values)), why)
             return None
         why = f"a value of version {number} of its schema does not fit version {self.number}"
-        reasons.add(np.flatnonzero(bad), why)
+        for row in np.flatnonzero(bad).tolist():
+            named = f": {rows.why[row]}" if row in rows.why else ""
+            reasons.by_row.setdefault(row, f"{why}{named}")
         return columns
 
 

@@ -46,6 +46,9 @@ _TICKS = {  # the sort of a time, and the ticks of the column in one tick of the
 }
 _DAY_NS = 86_400_000_000_000
 _DECIMAL_BYTES = 16
+REASONS_MAX = 100
+"""Of an array, so many values that do not fit are named: the first ones."""
+VALUE_CHARS_MAX = 100
 
 
 class Unresolvable(Exception):
@@ -53,32 +56,53 @@ class Unresolvable(Exception):
 
 
 class Rows:
-    """The rows of which an array has values: `bad` marks those whose values do not fit. `owners` is
-    the row of each value; None: the array has one value for each row. `checks_symbols`: the values
-    of an enum are symbols of the writer's schema."""
+    """The rows of which an array has values: `bad` marks those whose values do not fit, and `why`
+    has the reasons of the first of them. `owners` is the row of each value; None: the array has one
+    value for each row. `checks_symbols`: the values of an enum are symbols of the writer's schema.
+    `field` is the path of the field that has the array, with ": " after each name."""
 
     def __init__(
         self, bad: Flags, owners: npt.NDArray[Any] | None = None, *, checks_symbols: bool = True
     ) -> None:
         self.bad = bad
+        self.why: dict[int, str] = {}
+        self.field = ""
         self.checks_symbols = checks_symbols
         self._owners = owners
 
-    def mark(self, values: Flags) -> None:
-        if self._owners is None:
-            self.bad |= values
-        else:
-            self.bad[self._owners[values]] = True
+    def mark(self, values: Flags, column: pa.Array, kind: object) -> None:
+        """Mark the rows of these values of the column, which are not of the kind."""
+        places = np.flatnonzero(values)
+        owners = places if self._owners is None else self._owners[places]
+        self.bad[owners] = True
+        first = places[:REASONS_MAX].tolist(), owners[:REASONS_MAX].tolist()
+        for place, row in zip(*first, strict=True):
+            self.why.setdefault(row, f"{self.field}{_shown(column[place])} is no {kind}")
+
+    def of_field(self, name: str) -> "Rows":
+        return self._with(self._owners, f"{self.field}{name}: ")
 
     def subset(self, places: npt.NDArray[Any], count: int) -> "Rows":
         """The rows of the values at these places, of `count` values."""
         owners = np.arange(count) if self._owners is None else self._owners
-        return Rows(self.bad, owners[places], checks_symbols=self.checks_symbols)
+        return self._with(owners[places], self.field)
+
+    def _with(self, owners: npt.NDArray[Any] | None, field: str) -> "Rows":
+        rows = Rows(self.bad, owners, checks_symbols=self.checks_symbols)
+        rows.why, rows.field = self.why, field
+        return rows
 
     def of_items(self, column: pa.Array) -> "Rows":
         """The rows of the items of a column of lists."""
         lengths = np.diff(offsets_of(column))
         return self.subset(np.repeat(np.arange(len(column)), lengths), len(column))
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return repr(value.as_py())[:VALUE_CHARS_MAX]
+    except ValueError:  # of text that is not UTF-8
+        return "the value"
 
 
 def resolve(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) -> pa.Array:
@@ -126,7 +150,8 @@ def _field(
 ) -> pa.Array:
     try:
         if source is not None:
-            return resolve(columns[source.name], source.shape, field.shape, rows)
+            named = rows.of_field(field.name)
+            return resolve(columns[source.name], source.shape, field.shape, named)
         return _default(field, count)
     except Unresolvable as error:
         raise Unresolvable(f"{field.name}: {error}") from None
@@ -162,7 +187,7 @@ def _list(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) 
             pairs = resolved.flatten()
         has_key = as_numpy(pairs[0].is_valid())
         if not bool(has_key.all()):  # Arrow ends the process at a map whose key is null
-            of_items.mark(~has_key)
+            of_items.mark(~has_key, pairs[0], f"key of {kind}")
             pairs = [part.filter(of_numpy(has_key)) for part in pairs]
             places = np.concatenate([[0], np.cumsum(has_key)])[places]
         every = np.ones(len(pairs[0]), dtype=np.bool_)
@@ -187,7 +212,7 @@ def _from_union(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: 
         try:
             values = resolve(chosen, branch, reader, rows.subset(places, len(column)))
         except Unresolvable:
-            rows.mark(valid)
+            rows.mark(valid, member, column_type(reader))
             continue
         choice[places] = sum(map(len, resolved)) + np.arange(len(places))
         resolved.append(values)
@@ -231,7 +256,7 @@ def _enum(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows) 
     is_symbol = pc.is_in(column, value_set=of_list(reader.symbols, pa.string()))
     unknown = as_numpy(column.is_valid()) & ~as_numpy(is_symbol)
     if reader.default is None:
-        rows.mark(unknown)
+        rows.mark(unknown, column, f"symbol of {list(reader.symbols)}")
         return column
     default = of_list([reader.default], pa.string())[0]
     return pc.if_else(of_numpy(unknown), default, column)
@@ -252,7 +277,8 @@ def _simple(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows
     if writer.kind in ("bytes", "string") and writer.kind != reader.kind:
         text = column.view(kind)
         if reader.kind == "string" and not is_text(text):
-            rows.mark(np.array([not is_text(text.slice(i, 1)) for i in range(len(text))]))
+            is_bad = np.array([not is_text(text.slice(i, 1)) for i in range(len(text))])
+            rows.mark(is_bad, column, kind)
         return text
     return column if column.type == kind else column.cast(kind, safe=False)
 
@@ -263,7 +289,7 @@ def _cast(column: pa.Array, kind: pa.DataType, rows: Rows) -> pa.Array:
         return _cast_all(column, kind)
     except ValueError:
         bad = np.array([not _fits(column.slice(i, 1), kind) for i in range(len(column))])
-        rows.mark(bad)
+        rows.mark(bad, column, kind)
         return _cast_all(pc.if_else(of_numpy(bad), pa.scalar(None, column.type), column), kind)
 
 
@@ -299,7 +325,7 @@ def _times(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Rows)
     valid = as_numpy(column.is_valid())
     outside = ((numbers < low) | (numbers > high)) & valid
     if bool(outside.any()):
-        rows.mark(outside)
+        rows.mark(outside, column, column_type(reader))
     with np.errstate(over="ignore"):
         scaled = pa.py_buffer(np.where(outside | ~valid, 0, numbers) * ticks)
     bits = None if bool(valid.all()) else bits_of(valid)
@@ -321,7 +347,7 @@ def _decimals(column: pa.Array, writer: ValueShape, reader: ValueShape, rows: Ro
     except pa.ArrowInvalid:
         limit = pa.scalar(Decimal(10) ** (reader.precision - reader.scale), unscaled.type)
         too_long = pc.fill_null(pc.greater_equal(pc.abs(unscaled), limit), False)
-        rows.mark(as_numpy(too_long))
+        rows.mark(as_numpy(too_long), unscaled, kind)
         return pc.if_else(too_long, pa.scalar(None, unscaled.type), unscaled).cast(kind)
 
 
@@ -335,7 +361,7 @@ def _of_big_endian(column: pa.Array, scale: int, rows: Rows) -> pa.Array:
         number = int.from_bytes(column[i].as_py(), "big", signed=True)
         bad[i] = abs(number) >= 10**DECIMAL_DIGITS_MAX
     if bool(bad.any()):
-        rows.mark(bad)
+        rows.mark(bad, column, pa.decimal128(DECIMAL_DIGITS_MAX, scale))
     has_bytes = valid & ~bad
     data = np.frombuffer(column.buffers()[2] or b"", dtype=np.uint8)
     numbers = np.zeros((len(column), _DECIMAL_BYTES), dtype=np.uint8)

@@ -115,27 +115,33 @@ def test_json_beside_columns_of_every_type_is_read_as_these_columns():
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "named"),
     [
-        {"tiny": 500},
-        {"day": "yesterday"},
-        {"at": "2024-05-01T12:00:00"},
-        {"clock": "25:00"},
-        {"price": "1.555"},
-        {"data": "%"},
-        {"place": {"n": -200}},
-        {"days": ["2024-05-01", "x"]},
-        {"by_day": {"x": 7}},
-        {"by_data": {"%": 7}},
-        {"by_lasting": {"x": 7}},
-        {"by_place": [{"value": 7}]},
+        ({"tiny": 500}, "tiny: 500 is no int8"),
+        ({"day": "yesterday"}, "day: 'yesterday' is no date32[day]"),
+        ({"at": "2024-05-01T12:00:00"}, "at: '2024-05-01T12:00:00' is no timestamp[us, tz=UTC]"),
+        ({"clock": "25:00"}, "clock: '25:00' is no time64[ns]"),
+        ({"price": "1.555"}, "price: '1.555' is no decimal128(9, 2)"),
+        ({"price": "1" * 999}, f"price: '{'1' * 99} is no decimal128(9, 2)"),
+        ({"data": "%"}, "data: '%' is not base64"),
+        ({"place": {"n": -200}}, "place: n: -200 is no int8"),
+        ({"days": ["2024-05-01", "x"]}, "days: 'x' is no date32[day]"),
+        ({"by_day": {"x": 7}}, "by_day: 'x' is no date32[day]"),
+        ({"by_data": {"%": 7}}, "by_data: '%' is no binary"),
+        ({"by_lasting": {"x": 7}}, "by_lasting: 'x' is no duration[us]"),
+        ({"by_place": [{"value": 7}]}, "by_place: None is no key of map<"),
     ],
 )
-def test_json_that_a_column_does_not_hold_is_a_bad_row_and_no_other_row_is(wrong):
-    reader, values = payloads(schema_with(versions=[columns_of_spark()]), bad="skip")
+def test_json_that_a_column_does_not_hold_is_a_bad_row_whose_field_is_named(wrong, named):
+    schema = schema_with(versions=[columns_of_spark()])
+    reader, values = payloads(schema, bad="skip")
     good = b'{"tiny":1,"by_day":{"2024-05-01":7}}'
-    found = reader.of(block_of([good, json_text(wrong), good]), "flights")
+    block = block_of([good, json_text(wrong), good])
+    found = reader.of(block, "flights")
     assert [row["tiny"] for row in rows_of(found, values.payload.names)] == [1, 1]
+    with pytest.raises(errors.BadEntry) as raised:
+        payloads(schema)[0].of(block, "flights")
+    assert "offset 1" in str(raised.value) and f": {named}" in str(raised.value)
 
 
 def test_columns_and_fields_of_clients_are_read_together_in_the_wider_type():

@@ -357,6 +357,9 @@ def test_a_symbol_that_the_query_lacks_is_its_default_or_a_bad_row():
     for plain, last in ((new, None), (with_default, {"x": "A"})):
         reader = reader_of(schema_of("AVRO", old), schema_of("AVRO", plain))
         assert rows_of(reader, data, [0, 0]) == [{"x": "A"}, last]
+        if last is None:
+            (why,) = reader.read(block_of(data, [0, 0])).bad.values()
+            assert why.endswith(": x: 'B' is no symbol of ['A']")
 
 
 def test_a_branch_that_the_query_lacks_is_a_bad_row_also_within_a_list():
@@ -365,6 +368,8 @@ def test_a_branch_that_the_query_lacks_is_a_bad_row_also_within_a_list():
     data = [avro_bytes(old, {"x": value}) for value in ([1, 2], [1, "y"], [])]
     reader = reader_of(schema_of("AVRO", old), schema_of("AVRO", new))
     assert rows_of(reader, data, [0, 0, 0]) == [{"x": [1, 2]}, None, {"x": []}]
+    (why,) = reader.read(block_of(data, [0, 0, 0])).bad.values()
+    assert why.endswith(" does not fit version 1: x: 'y' is no int64")
 
 
 @pytest.mark.parametrize(
