@@ -198,8 +198,10 @@ def main() -> None:
                 maintain_on(cluster.service_url, merge_bytes=merge_bytes)
             )
             maintenance.add_done_callback(_report_end)
-            _print_facts(asdict(background))
-            stop.wait()
+            if _print_facts(asdict(background)):
+                stop.wait()
+            else:
+                print("`spark-ledger up` ended before the cluster was ready: the cluster stops")
             maintenance.cancel()
             state.unlink(missing_ok=True)
     except LedgerError as error:
@@ -213,9 +215,15 @@ def _report_end(maintenance: "Future[None]") -> None:
         print(f"maintenance ended: {maintenance.exception()!r}", file=sys.stderr, flush=True)
 
 
-def _print_facts(facts: dict[str, object]) -> None:
-    """Print the one line that `up` waits for."""
-    print(json.dumps(facts), flush=True)
+def _print_facts(facts: dict[str, object]) -> bool:
+    """Print the one line that `up` waits for. Returns False if `up` ended before; what is printed
+    from then on goes to the log, as errors do."""
+    try:
+        print(json.dumps(facts), flush=True)
+    except BrokenPipeError:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -106,6 +106,20 @@ def test_the_brokers_ports_are_served_and_a_taken_one_is_named_with_its_flag(
     assert f"--{flag}-port" in said
 
 
+def test_a_cluster_whose_up_was_killed_before_it_was_ready_stops_in_good_order(tmp_path: Path):
+    arguments = {"data_dir": str(tmp_path / "c"), "bookies": 1, "port": free_port()}
+    (tmp_path / "c").mkdir()
+    command = [sys.executable, "-m", "spark_ledger.local.background"]
+    command.append(json.dumps({**arguments, "merge_bytes": 1 << 20}))
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child.stdout.close()  # as when the process that reads it ends
+    log = child.stderr.read()
+    assert child.wait(60) == 0, log
+    assert "`spark-ledger up` ended before the cluster was ready: the cluster stops" in log
+    assert "Traceback" not in log
+    assert not (tmp_path / "c" / background.STATE_FILE).exists()
+
+
 def test_without_java_up_says_so(tmp_path: Path):
     wanted = ("--data-dir", tmp_path / "c", "--no-broker")
     said = fails("up", *wanted, env={"JAVA_HOME": str(tmp_path)})
