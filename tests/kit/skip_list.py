@@ -12,7 +12,8 @@ ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 
 def allowed_skips(text: str) -> frozenset[str]:
-    """The node ids in the list; comments and blank lines are not part of it."""
+    """The node ids in the list, of tests or of whole files; comments and blank lines are not part
+    of it."""
     lines = (line.split(" # ")[0].strip() for line in text.splitlines())
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
@@ -24,7 +25,9 @@ class SkipList:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         expected_failure = hasattr(report, "wasxfail")
-        if report.skipped and not expected_failure and report.nodeid not in self._allowed:
+        file = report.nodeid.partition("::")[0]
+        is_allowed = report.nodeid in self._allowed or file in self._allowed
+        if report.skipped and not expected_failure and not is_allowed:
             self._forbidden[report.nodeid] = str(report.longrepr)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

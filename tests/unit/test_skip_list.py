@@ -28,5 +28,10 @@ def test_a_skip_that_is_not_in_the_list_fails_the_run(suite):
     result.stdout.fnmatch_lines(["*test_it.py::test_skipped*no machine for it*"])
 
 
-def test_a_skip_in_the_list_does_not(suite):
-    assert suite("test_it.py::test_skipped # needs a machine\n").ret == pytest.ExitCode.OK
+@pytest.mark.parametrize("name", ["test_it.py::test_skipped", "test_it.py"])
+def test_a_skip_in_the_list_does_not(suite, name):
+    assert suite(f"{name} # needs a machine\n").ret == pytest.ExitCode.OK
+
+
+def test_a_file_in_the_list_allows_no_skip_of_another_file(suite):
+    assert suite("test_i.py # needs a machine\n").ret == pytest.ExitCode.TESTS_FAILED
