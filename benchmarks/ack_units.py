@@ -7,10 +7,11 @@ subscription of a partition: the same acknowledgements in each of these units.
 Three bookies and ZooKeeper on this machine; this process is the owner of all partitions, with the
 ledger client alone. Each subscription of each partition has acknowledged `rows` rows beyond its
 position, and acknowledges 20 more a second; each ledger gets one write a second, and a snapshot
-when production's rule says so. Then partitions pass to another owner, one after another: the new
-owner writes its epoch into the nodes that name the ledgers, fences the ledgers and reads what it
-needs. Beside that ten other partitions get acknowledgements with receipts, one after another: where
-their ledger was fenced, their owner makes another one, with a snapshot of all states that stay.
+when the rule of production asks for one. Then partitions pass to another owner, one after another:
+the new owner writes its epoch into the nodes that name the ledgers, fences the ledgers and reads
+what it needs. Beside that ten other partitions get acknowledgements with receipts, one after
+another: where their ledger was fenced, their owner makes another one, with a snapshot of all states
+that stay.
 """
 
 import argparse

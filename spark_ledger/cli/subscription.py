@@ -42,7 +42,9 @@ To = Annotated[
 ToOffset = Annotated[
     list[str] | None, typer.Option(help="PARTITION=OFFSET. Repeat the option for each partition.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also a subscription that a query uses.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also a subscription that a query or a consumer uses.")
+]
 
 
 class _Listed(NamedTuple):

@@ -213,7 +213,7 @@ def test_the_bridge_refuses_keys_that_are_bytes(names):
 
 @pytest.mark.parametrize(("last", "is_error"), [(6, True), (7, False)])
 def test_a_duplicate_beyond_the_last_sequence_ends_the_bridge(names, last, is_error):
-    """Here the receipt of offset 6, sequence id 7, says that its message is stored already."""
+    """The receipt of offset 6, sequence id 7, has no id: the message counts as stored already."""
     no_id = pulsar.MessageId(-1, -1, -1, -1)
     message, left, acknowledged = message_at(2**46 + 1, 6), [], []
     empty = {"data": b"", "properties": {}, "partition_key": "", "ordering_key": ""}

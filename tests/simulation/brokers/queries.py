@@ -4,9 +4,9 @@ Always true: the query goes forward only, so what had a receipt stays acknowledg
 is before its durable position (B22); a row that the query is not given was acknowledged (B7). The
 consumers leave before; in half of the cases they may come again as soon as the query has the
 subscription, and brokers refuse them until the query gives it back. A run that dies, or does not
-learn that it gave the subscription back, is followed by another run of the query, or by an operator
-who takes the subscription where it is. The highest position that a run was given then counts as
-acknowledged: whether a run got less far is not known.
+learn that it gave the subscription back, is followed by another run of the query, or an operator
+ends the run's claim and leaves the position. The highest position that a run was given then counts
+as acknowledged: whether a run got less far is not known.
 """
 
 import asyncio
