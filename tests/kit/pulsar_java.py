@@ -14,7 +14,7 @@ from spark_ledger_demo.jars import JarsMissing, Library, jars_of
 
 CLIENT = Library("pulsar-client", "org.apache.pulsar", "pulsar-client", "4.2.4")
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
-TIMEOUT_S = 180
+TIMEOUT_S = 300
 
 
 def run(program: Path, *arguments: str) -> str:

@@ -30,6 +30,7 @@ def results(cluster, tmp_path_factory):
         printed = pulsar_java.run_files(FILES, tmp_path_factory.mktemp("classes"), *arguments)
     except JarsMissing as missing:
         pytest.skip(f"Pulsar's Java client is not here: {missing}")
+    print(printed)  # of a check that fails, whether its first try failed likewise
     lines = map(LINE.fullmatch, printed.splitlines())
     return {line[2]: line[3] for line in lines if line}
 
