@@ -9,6 +9,7 @@ from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.logs.index import LedgerState, Location
 from spark_ledger.bookies.bookie_client import CallFailed
 from spark_ledger.metadata.chain import new_token
+from tests.simulation.brokers.acked import Acked
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Deadlock, Livelock, RealWorld, current, run
@@ -435,3 +436,21 @@ def test_a_request_gone_astray_is_carried_out_by_another_address():
         assert sorted({*met}) == ["a:1", "b:1", "c:1"]
 
     run(main())
+
+
+# -- what is known of a subscription ---------------------------------------------------------
+
+
+def test_a_move_that_keeps_acknowledgements_leaves_an_unknown_position_unknown():
+    acked = Acked()
+    acked.asks(1.0)
+    acked.unanswered()
+    acked.asks(2.0, keeps=True)
+    acked.answered(3.0, 5, 5)
+    assert not acked.sure and not acked.asking, "a reset may have forgotten what is beyond"
+    acked.asks(4.0)
+    acked.answered(5.0, 7, 7)
+    assert acked.sure and acked.left_out(0, 9) == [7, 8]
+    acked.asks(6.0, keeps=True)
+    acked.answered(7.0, 8, 8)
+    assert acked.sure and acked.left_out(0, 9) == [8]

@@ -6,7 +6,7 @@ write under way. If a process moves the subscription and its multi succeeds, the
 got lack no acknowledgement for which a receipt was given.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap64
@@ -17,6 +17,7 @@ from spark_ledger.metadata.store import Operation
 from spark_ledger.metadata.store_calls import TRIES_MAX
 from spark_ledger.topic.acks.entries import AckKey, AckState
 from spark_ledger.topic.acks.nodes import NO_SUCCESSIONS, AckMove, AckNodes, States, Succession
+from spark_ledger.topic.acks.sets import run_end
 from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
@@ -24,7 +25,12 @@ from spark_ledger.topic.subscription.nodes import (
     acks_key_of,
     counted_acks,
 )
-from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord, has_acks
+from spark_ledger.topic.subscription.records import (
+    Positions,
+    SubscriptionRecord,
+    has_acks,
+    in_every_partition,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +70,38 @@ class MovedPositions:
             for number, position in self.present.positions.items()
         }
 
+    def moved_up(self, starts: Positions, to: Callable[[int, AckState], int]) -> dict[int, int]:
+        """The positions if the subscription moves up to the offsets that `to` returns, in every
+        partition (`starts`: as in_every_partition)."""
+        at = in_every_partition(self.subscription.record, self.present.positions, starts)
+        states = {number: AckState(offset, BitMap64(), 0) for number, offset in at.items()}
+        return {
+            number: run_end(state.rows, max(state.position, to(number, state)))
+            for number, state in (states | self.states).items()
+        }
+
     async def kept(
-        self, record: SubscriptionRecord, *, keeps_acks: bool = True
+        self, record: SubscriptionRecord, forgotten: Collection[int] = ()
     ) -> tuple[SubscriptionRecord, list[Operation]]:
         """The subscription's next record, and the operations with which ack ledgers have under that
-        record's key what is acknowledged beyond its positions. Raises as `operations`."""
-        if not keeps_acks:
-            return record, await self.operations()
-        if not self.present.acked:
+        record's key what is acknowledged beyond its positions, but nothing of the `forgotten`
+        partitions. Raises as `operations`."""
+        if self.present.acked.keys() <= set(forgotten):
             return replace(record, acked_by=None), await self.operations()
         key = AckKey(self.subscription.name, record.owner, record.epoch)
-        return replace(record, acked_by=key[1:]), await self.keeping(key, record.floor)
+        operations = await self.keeping(key, record.floor, forgotten)
+        return replace(record, acked_by=key[1:]), operations
 
-    async def keeping(self, after: AckKey, positions: Positions) -> list[Operation]:
+    async def keeping(
+        self, after: AckKey, positions: Positions, forgotten: Collection[int] = ()
+    ) -> list[Operation]:
         """As `operations`; what is acknowledged beyond the new positions stays acknowledged, under
-        the new key."""
+        the new key, except in the `forgotten` partitions."""
         before = acks_key_of(self.subscription)
         successions = {
             number: Succession(before, after, positions.get(number, 0))
             for number, state in self.states.items()
-            if state.end > positions.get(number, 0)
+            if number not in forgotten and state.end > positions.get(number, 0)
         }
         return await self.operations(successions)
 

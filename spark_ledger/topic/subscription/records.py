@@ -128,6 +128,16 @@ def with_shares(
     return {**floor, **{partition: offset for partition, (_, offset) in best.items()}}
 
 
+def in_every_partition(
+    record: SubscriptionRecord, positions: Positions, starts: Positions
+) -> dict[int, int]:
+    """The positions of a subscription in all partitions that it reads. In a partition that the
+    topic got later it is at the first row kept, `starts`. Without any position none is known."""
+    if record.partitions is not None or not positions:
+        return dict(positions)
+    return {**starts, **positions}
+
+
 def newest(epoch: int, shares: Iterable[SubscriptionShare]) -> dict[int, tuple[int, int]]:
     """By partition the owner's epoch and position that count among the shares."""
     best: dict[int, tuple[int, int]] = {}

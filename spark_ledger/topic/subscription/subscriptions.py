@@ -38,7 +38,6 @@ from spark_ledger.metadata.store_calls import (
 from spark_ledger.process import LruCache
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.ledger import discard_ledger
-from spark_ledger.topic.acks.sets import run_end
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
@@ -72,6 +71,7 @@ from spark_ledger.topic.subscription.records import (
     SubscriptionRecord,
     fits,
     fitting,
+    in_every_partition,
     storable,
 )
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
@@ -288,18 +288,16 @@ class Subscriptions:
     ) -> dict[int, int]:
         """Sets the subscription to `target`, or to the first row kept if this is later. Returns its
         positions. If the subscription is in use, it is set only with `force`, which takes it from
-        its query. With `keeps_acks`, or if the target is empty, all acknowledgements stay.
+        its query. Acknowledgements beyond a new position are forgotten, unless `keeps_acks`; those
+        in partitions that an offset target leaves out stay.
 
         Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned, errors.TopicDeleted.
         """
-
-        async def new_positions(moved: MovedPositions) -> dict[int, int]:
-            return {**moved.present.positions, **await self._resolve(topic_id, target)}
-
-        keeps_acks = keeps_acks or target == {}
         return await self._set_positions(
-            topic_id, name, new_positions, force=force, keeps_acks=keeps_acks
+            *(topic_id, name, lambda _: self._resolve(topic_id, target)),
+            force=force,
+            keeps_acks=keeps_acks,
         )
 
     async def move_up(
@@ -312,10 +310,7 @@ class Subscriptions:
         """
 
         async def new_positions(moved: MovedPositions) -> dict[int, int]:
-            return {
-                number: run_end(state.rows, max(state.position, to(number, state)))
-                for number, state in moved.states.items()
-            }
+            return moved.moved_up((await self._state(topic_id)).start_offsets(), to)
 
         return await self._set_positions(topic_id, name, new_positions, force=True, keeps_acks=True)
 
@@ -328,6 +323,7 @@ class Subscriptions:
         force: bool,
         keeps_acks: bool = False,
     ) -> dict[int, int]:
+        """`new_positions` are those of the partitions that are moved."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with unavailable_while(f"seeking subscription '{name}'"):
             tries = Tries(self._rng)
@@ -335,9 +331,10 @@ class Subscriptions:
                 subscription = await nodes.get(name)
                 await self._check_free(topic_id, subscription, force)
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
-                positions = await new_positions(moved)
+                targets = await new_positions(moved)
+                positions = {**moved.present.positions, **targets}
                 record = subscription_records.sought(subscription.record, self._token(), positions)
-                record, acks = await moved.kept(record, keeps_acks=keeps_acks)
+                record, acks = await moved.kept(record, () if keeps_acks else targets)
                 operations = nodes.step_back(name, await nodes.marks(name), positions) + acks
                 operations += await self._ending_owner(subscription.record)
                 storing = storable_record(self.ledgers, self._intents, topic_id, record)
@@ -391,12 +388,12 @@ class Subscriptions:
         `now_ms` is by the store's clock. Raises as `positions` and `live.ends_of`."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with unavailable_while(f"reading topic {topic_id}"):
-            present = await present_positions(self.ledgers, nodes, await nodes.get(name))
+            subscription = await nodes.get(name)
+            present = await present_positions(self.ledgers, nodes, subscription)
             state = await self._log_of(topic_id).fold(fresh=True)
         ends = await ends_of(self.ledgers, state)
-        return topic_lag(
-            state, present.positions, now_ms, live_ends=ends, acked=present.acked_beyond
-        )
+        at = in_every_partition(subscription.record, present.positions, state.start_offsets())
+        return topic_lag(state, at, now_ms, live_ends=ends, acked=present.acked_beyond)
 
     # -- for retention and the janitor -----------------------------------------------------------
 

@@ -3,9 +3,9 @@ the end or the beginning of the messages, or to a time.
 
 Always true: consumers that are connected are disconnected, and come back at the new position. Rows
 that they acknowledged beyond the new position stay acknowledged after `skip` and `expire`; `reset`
-and `clear` forget these acknowledgements. A subscription that a query of Spark uses is neither
-moved nor deleted, because the query would go on without the subscription. Only `reset` moves a
-position back.
+and `clear` forget these acknowledgements, in the partitions that they move. A subscription that a
+query of Spark uses is neither moved nor deleted, because the query would go on without the
+subscription. Only `reset` moves a position back.
 """
 
 from collections.abc import Mapping

@@ -35,6 +35,8 @@ class Acked:
     """By key the highest offset that came to a consumer."""
     _asked_s: float = -1.0
     _answered_s: float = -1.0
+    _stays_unknown: bool = False
+    """What is under way keeps what was acknowledged, and that is not known."""
 
     def left_out(self, lo: int, hi: int) -> list[int]:
         """Which of these offsets were not acknowledged."""
@@ -75,6 +77,7 @@ class Acked:
     def asks(self, now_s: float, *, keeps: bool = False) -> None:
         """From now on it is not known where it is. What is acknowledged by those who come from now
         on counts after the answer, too. `keeps`: what was acknowledged before stays so."""
+        self._stays_unknown = keeps and not self.sure
         self.sure, self.asking, self.sought = False, True, None
         if keeps:
             return
@@ -84,6 +87,9 @@ class Acked:
 
     def answered(self, now_s: float, lo: int, hi: int) -> None:
         """It was put to one of these offsets."""
+        if self._stays_unknown:
+            self.asking = False
+            return
         came = bool(self.up_to or self.single)  # to who came meanwhile
         self.up_to = max(self.up_to, hi)
         self.sure, self.asking, self.sought = True, False, None if came else (lo, hi)

@@ -2,7 +2,8 @@
 do: reset, skipped, cleared, expired, deleted; and, where the plan has it, queries take them over.
 
 Always true: a move waits until no other one is under way, of a consumer or from outside. What a
-move that got no answer has done is unknown, so a consumer seeks after it.
+move that got no answer has done is unknown, until a move is answered that keeps nothing of before;
+so a consumer seeks after it. A reset moves one partition, and keeps what is acknowledged in others.
 """
 
 import asyncio
@@ -59,13 +60,14 @@ class MovesFromOutside:
 
     async def _move(self, name: str, acked: dict[int, Acked]) -> None:
         work, now_s = self._work, self._work.world.loop.now
-        way = self._rng.choice(WAYS)
-        for partition, at in acked.items():
-            at.asks(now_s, keeps=way in KEEPS)
-            if way not in KEEPS:
-                work.places.may_go_back(name, partition)
+        way, partition = self._rng.choice(WAYS), self._rng.choice(sorted(acked))
+        goes_back = [p for p in acked if way not in KEEPS and (way != "reset" or p == partition)]
+        for number, at in acked.items():
+            at.asks(now_s, keeps=number not in goes_back)
+        for number in goes_back:
+            work.places.may_go_back(name, number)
         client = await work.world.client("operator of subscriptions")
-        moving = client.run(self._moved(client, name, way, acked), f"{way} {name}")
+        moving = client.run(self._moved(client, name, way, partition), f"{way} {name}")
         (moved,) = await asyncio.gather(moving, return_exceptions=True)
         if not isinstance(moved, dict):
             for at in acked.values():
@@ -74,20 +76,17 @@ class MovesFromOutside:
                 raise moved
             work.work.met(client, f"{way} from outside", moved)
             return
-        for partition, at in acked.items():
-            offset = moved.get(partition, 0)
+        for number, at in acked.items():
+            offset = moved.get(number, 0)
             at.answered(work.world.loop.now, offset, offset)
-            if way not in KEEPS:
-                work.places.went_back(name, partition)
-                work.places.forget(name, partition)
+        for number in goes_back:
+            work.places.went_back(name, number)
+            work.places.forget(name, number)
         work.world.ghost.meet(f"subscription moved from outside: {way}")
 
-    async def _moved(
-        self, client: Client, name: str, way: str, acked: dict[int, Acked]
-    ) -> dict[int, int]:
+    async def _moved(self, client: Client, name: str, way: str, partition: int) -> dict[int, int]:
         rng, work = self._rng, self._work
         moves = SubscriptionMoves(work.work.client(client), work.log.topic_id)
-        partition = rng.choice(sorted(acked))
         if way == "skip":
             return await moves.skip(name, rng.choice((0, 1, 5, 50)), partition)
         if way == "expire":

@@ -355,9 +355,9 @@ def stays_active(choose: Any) -> Any:
 def fences_nobody(admit: Any) -> Any:
     """A producer that is fenced goes on until it comes back."""
 
-    def admitted(self: Any, producer: Any) -> Any:
+    def admitted(self: Any, producer: Any, *limits: Any) -> Any:
         if producer.mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
-            return admit(self, producer)
+            return admit(self, producer, *limits)
         self.present[:] = [producer]
         self._note_exclusive(producer)
         return Admitted(True, [])

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from spark_ledger import errors
+from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.topic.acks import nodes
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.acks.sets import after_missing
 from spark_ledger.topic.acks.steps import IDLE_S
+from spark_ledger.topic.log.actions import Grow
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 from tests.unit.spark_ledger.topic.acking_brokers import acking_broker, acknowledge, announced
-from tests.unit.spark_ledger.topic.consumers import NAME, play_here
-from tests.unit.spark_ledger.topic.subscription_stage import fill
+from tests.unit.spark_ledger.topic.consumers import NAME, PARTITIONS, play_here
+from tests.unit.spark_ledger.topic.subscription_stage import commit, fill
 
 
 async def skip(stage, count, name=NAME):
@@ -128,6 +130,65 @@ def test_a_seek_after_that_forgets_what_was_acknowledged_beyond():
         await skip(stage, 2)
         await stage.client.subscriptions.seek(stage.topic.id, NAME, End.EARLIEST, force=True)
         assert await rows_after(b, 2) == (0, [])
+
+    play_here(act)
+
+
+async def consuming_two_partitions(stage):
+    """A broker that has two partitions of a subscription, with a gap in each."""
+    a = await acking_broker(stage, "a")
+    cursor, acks = await a.consume(1)
+    state = await cursor.adopt(1, 1)
+    others = Acks(state.position, state.rows)
+    cursor.track(1, others)
+    await acknowledge(cursor, acks, 0, 3)
+    await acknowledge(cursor, others, 0, 2, partition=1)
+    await announced()
+    return a
+
+
+async def acked_in(broker, *partitions, epoch=2):
+    """(mark, rows beyond) of each partition, as the consumers of its next owner begin."""
+    cursor = await broker.open()
+    states = [await cursor.adopt(partition, epoch) for partition in partitions]
+    return [(state.position, list(state.rows)) for state in states]
+
+
+def test_a_reset_of_one_partition_forgets_nothing_of_the_others():
+    async def act(stage):
+        await fill(stage, 20)
+        b, a = await acking_broker(stage, "b"), await consuming_two_partitions(stage)
+        moves = SubscriptionMoves(await stage.another(), stage.topic.id)
+        assert (await moves.reset(NAME, {0: 2}, 0))[0] == 2
+        await a.die()
+        assert await acked_in(b, 0, 1) == [(2, []), (1, [2])]
+        await moves.clear(NAME)
+        assert [rows for _, rows in await acked_in(b, 0, 1)] == [[], []]
+
+    play_here(act)
+
+
+def test_a_reset_of_one_partition_reaches_its_owner_who_goes_on_with_the_others():
+    async def act(stage):
+        await fill(stage, 20)
+        a = await consuming_two_partitions(stage)
+        moves = SubscriptionMoves(await stage.another(), stage.topic.id)
+        assert (await moves.reset(NAME, End.EARLIEST, 1))[1] == 0
+        assert await acked_in(a, 0, 1, epoch=1) == [(1, [3]), (0, [])]
+
+    play_here(act)
+
+
+def test_messages_are_skipped_and_expire_in_partitions_that_the_topic_got_later():
+    async def act(stage):
+        moves = SubscriptionMoves(stage.client, stage.topic.id)
+        await stage.client.subscriptions.create(stage.topic.id, NAME, End.EARLIEST)
+        await commit(stage, Grow(PARTITIONS + 2))
+        await fill(stage, 9, partition=PARTITIONS)
+        assert (await moves.skip(NAME, 4, PARTITIONS))[PARTITIONS] == 4
+        assert (await moves.expire(NAME, End.LATEST))[PARTITIONS] == 9
+        positions = await stage.client.subscriptions.positions(stage.topic.id, NAME)
+        assert positions[PARTITIONS] == 9
 
     play_here(act)
 
