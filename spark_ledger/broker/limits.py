@@ -57,8 +57,15 @@ async def check_may_be_made(of: ClientsTopic, policies: TopicPolicies, name: str
             " auto_create_subscriptions",
             subscription=name,
         )
-    most, listed = policies.subscriptions_max, of.client.subscriptions.list
-    if most is not None and len(await listed(of.topic.id, unreadable={})) >= most:
+    if policies.subscriptions_max is not None:
+        listed = await of.client.subscriptions.list(of.topic.id, unreadable={})
+        check_count(policies, len(listed))
+
+
+def check_count(policies: TopicPolicies, subscriptions: int) -> None:
+    """Raises Refusal if the topic has no room for one more subscription."""
+    most = policies.subscriptions_max
+    if most is not None and subscriptions >= most:
         raise Refusal(
             ServerError.NOT_ALLOWED,
             f"Exceed the maximum number of subscriptions of the topic: {most}",

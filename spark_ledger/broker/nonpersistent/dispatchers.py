@@ -1,9 +1,10 @@
 """How messages of a non-persistent topic reach the consumers of a subscription.
 
 Always true: a message is sent when it comes, or dropped and counted: there is no backlog. It is
-dropped if the consumer that is to get it has no permits, or its connection has no room. What is
-sent counts as acknowledged at once, so no message is sent again. Which consumer gets a message is
-decided as in other topics (policies.py): the dispatchers are those of other topics, without reads.
+dropped if the consumer that is to get it has no permits, or its connection has no room, or if a
+rate lets no more pass now. What is sent counts as acknowledged at once, so no message is sent
+again. Which consumer gets a message is decided as in other topics (policies.py): the dispatchers
+are those of other topics, without reads.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.slot_owners import within
+from spark_ledger.broker.limits import throttle_s
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from spark_ledger.broker.wire.frames import with_batch
@@ -39,6 +41,15 @@ class PassingDispatcher(Dispatcher):
 
     def push(self, batch: Stored) -> None:
         """Send the batch, or drop it."""
+        self.acks.add_up_to(batch.end)
+        self.position = batch.end
+        if throttle_s(self.allowances):
+            self.dropped += batch.messages
+        else:
+            self._send(batch)
+
+    def _send(self, batch: Stored) -> None:
+        """Send the batch's messages to consumers that can take them; drop the others."""
         raise NotImplementedError
 
     def acknowledge(
@@ -47,10 +58,6 @@ class PassingDispatcher(Dispatcher):
         """Nothing to do: what is sent is acknowledged."""
         return iter(())
 
-    def _pass(self, batch: Stored) -> None:
-        self.acks.add_up_to(batch.end)
-        self.position = batch.end
-
 
 class PassingActive(PassingDispatcher, ActiveDispatcher):
     """Of an Exclusive or Failover subscription, and of a reader."""
@@ -58,7 +65,7 @@ class PassingActive(PassingDispatcher, ActiveDispatcher):
     async def _send_to(self, consumer: Consumer) -> None:
         """Nothing to do: `push` sends."""
 
-    def push(self, batch: Stored) -> None:
+    def _send(self, batch: Stored) -> None:
         consumer, rows = self.active, [(batch.offset, batch.end)]
         if consumer is not None and consumer.ranges:
             rows = within(batch.offset, slots_of(batch), rows, consumer.ranges)
@@ -68,9 +75,8 @@ class PassingActive(PassingDispatcher, ActiveDispatcher):
         elif rows:
             acks = ack_set(rows, batch.offset, batch.messages) if batch.batched else ()
             frame = consumer.messages.command(batch.offset, acks)
-            consumer.link.send(with_batch(frame, batch.data))
+            consumer.deliver(with_batch(frame, batch.data), count)
             consumer.permits -= count
-        self._pass(batch)
 
 
 class PassingShared(PassingDispatcher, SharedDispatcher):
@@ -79,7 +85,7 @@ class PassingShared(PassingDispatcher, SharedDispatcher):
     async def _step(self, lossy: bool) -> bool:
         return False  # there is nothing to read: `push` sends
 
-    def push(self, batch: Stored) -> None:
+    def _send(self, batch: Stored) -> None:
         rows, sharing = [(batch.offset, batch.end)], self.sharing
         sharing.choice.begin_read()
         sent_to = []
@@ -90,6 +96,5 @@ class PassingShared(PassingDispatcher, SharedDispatcher):
             else:
                 self._give(consumer, batch, part, lossy=False)
                 sent_to.append((consumer, part.offset))
-        self._pass(batch)
         for consumer, entry in sent_to:
             sharing.update(consumer, entry)

@@ -20,6 +20,7 @@ from spark_ledger.broker.dispatch.subscriptions import (
     Subscription,
     TopicSubscriptions,
 )
+from spark_ledger.broker.limits import check_count
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.tail import Stored, TailBudget
 from spark_ledger.broker.nonpersistent.dispatchers import (
@@ -47,15 +48,20 @@ class PassingLog(Partition):
         empty = state.empty(topic.id, number + 1)
         super().__init__(client, topic, number, lambda: empty, TailBudget(0))
         self.ledger = 0
+        self._bytes = 0
 
     @property
     def start(self) -> int:
         return self.end
 
-    def pass_on(self, messages: int) -> int:
+    def pass_on(self, messages: int, size: int) -> int:
         """The offset of a batch that comes now."""
+        self._bytes += size
         self.open_end.end += messages
         return self.open_end.end - messages
+
+    def came(self) -> tuple[int, int]:
+        return self.end, self._bytes
 
     async def last(self, before: int | None = None) -> Stored | None:
         return None
@@ -77,7 +83,8 @@ class PassingWriter(LiveWriter):
         dispatchers = self._subscriptions.dispatchers(self._log.number)
         for data, messages in zip(run.batches, run.counts, strict=True):
             sent = bytes(chunk_in(data)) if run.chunk is Chunk.EARLIER else data
-            batch = Stored(self._log.pass_on(messages), messages, sent, run.batched)
+            offset = self._log.pass_on(messages, len(sent))
+            batch = Stored(offset, messages, sent, run.batched)
             for dispatcher in dispatchers:
                 dispatcher.push(batch)
         run.stored(first)
@@ -109,6 +116,7 @@ class PassingSubscription(Subscription):
                     partition, self.policy, end, None, choice, NO_LIMITS, held
                 )
             self._dispatchers[partition.number] = dispatcher
+        self._sharing.rates.apply(dispatcher)
         return dispatcher
 
 
@@ -126,6 +134,7 @@ class PassingSubscriptions(TopicSubscriptions):
     async def _opened(
         self, name: str, request: SubscribeRequest, durable: bool, earliest: bool | None
     ) -> Subscription:
+        check_count(self.policies, sum(one.used for one in self.used_here()))
         return PassingSubscription(name, request.kind, None, self.sharing, request.keys)
 
     def send_away_from(self, name: str, number: int | None) -> None:

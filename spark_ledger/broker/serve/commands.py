@@ -264,8 +264,7 @@ async def _producer(client: Caller, part: Any) -> None:
     if isinstance(topic, OwnedTopic):
         await topic.backlogs.check(partition.number)
     info = await _with_policies_of_now(client.broker, topic)
-    if isinstance(topic, OwnedTopic):
-        partition.send_limits.change(info.policies, asyncio.get_running_loop().time())
+    partition.send_limits.change(info.policies, asyncio.get_running_loop().time())
     declared = await declared_by_producer(client.broker, info, part)
     if isinstance(topic, OwnedTopic) and part.initial_subscription_name:
         await topic.subscriptions.make(part.initial_subscription_name)
@@ -304,9 +303,9 @@ async def _with_policies_of_now(broker: Broker, topic: OwnedTopic | PassingTopic
     info = topic.info
     if isinstance(topic, OwnedTopic):
         info = await broker.client.topics.again(info) or info
-        sharing = topic.subscriptions.sharing
-        sharing.limits = UnackedLimits.of(broker.settings, info.policies)
-        sharing.delays, sharing.rates.policies = info.policies.delayed_delivery, info.policies
+    sharing = topic.subscriptions.sharing
+    sharing.limits = UnackedLimits.of(broker.settings, info.policies)
+    sharing.delays, sharing.rates.policies = info.policies.delayed_delivery, info.policies
     topic.subscriptions.policies = info.policies
     return info
 
@@ -356,7 +355,7 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
     info = await _with_policies_of_now(client.broker, topic)
-    if isinstance(topic, OwnedTopic) and info.policies.subscribe_rate is not None:
+    if info.policies.subscribe_rate is not None:
         host = client.link.address.rpartition(":")[0]
         asker = (host, part.consumer_name, part.consumer_id, part.topic)
         now_s = asyncio.get_running_loop().time()

@@ -50,6 +50,7 @@ class Socket(asyncio.Transport):
     def __init__(self):
         super().__init__()
         self.answers, self._frames = asyncio.Queue(), PulsarFrameReader()
+        self._reads = True
 
     def set_write_buffer_limits(self, high=None, low=None):
         pass
@@ -58,7 +59,13 @@ class Socket(asyncio.Transport):
         return False
 
     def is_reading(self):
-        return True
+        return self._reads
+
+    def pause_reading(self):
+        self._reads = False
+
+    def resume_reading(self):
+        self._reads = True
 
     def write(self, data):
         for frame in self._frames.feed(data):

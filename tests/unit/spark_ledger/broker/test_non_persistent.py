@@ -9,7 +9,7 @@ from spark_ledger.broker import names
 from spark_ledger.broker.wire.commands import Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.metadata.store import ANY_VERSION
-from tests.kit.pulsar_batches import batch_of, lone, message
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 from tests.unit.spark_ledger.broker.admin_requests import Asked
 from tests.unit.spark_ledger.broker.background import Brokers
 from tests.unit.spark_ledger.broker.sessions import Session
@@ -356,6 +356,76 @@ def test_the_limits_of_the_namespace_count():
         assert (await ask("POST", f"{BASE}/p/partitions", 3))[0] == 412
         refused = await session.answer("error", "producer", topic=f"{TOPIC}2", producer_id=2)
         assert "Exceed maximum number of topics" in refused.message
+
+    play(act)
+
+
+def test_the_rates_of_the_namespace_count_and_what_is_beyond_them_is_dropped():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        rates = {"subscription_dispatch_rate": "2 messages", "subscribe_rate": "1 requests, 30 s"}
+        set_rates = broker.client.topics.set_namespace
+        await set_rates("public/default", rates)
+        alone = await consumer_at(broker, EXCLUSIVE, subscription="alone", consumer_name="c")
+        shared = await consumer_at(broker, SHARED, subscription="shared", consumer_name="c2")
+        asked = {"topic": TOPIC, "subType": SHARED, "consumer_id": 1, "consumer_name": "c"}
+        await alone.answer("success", "close_consumer", consumer_id=1, request_id=2)
+        refused = await alone.answer("error", "subscribe", subscription="alone", **asked)
+        assert "subscribe rate limit" in refused.message
+        alone = await consumer_at(broker, EXCLUSIVE, subscription="alone", consumer_name="other")
+        producer = await producer_at(broker)
+        await send(producer, *[one_of("k")] * 5)
+        assert received(alone) == received(shared) == [0, 1]
+        await asyncio.sleep(2)
+        await send(producer, (batch_of([message(b"x")] * 3), 3), one_of("k"))
+        assert received(alone) == received(shared) == [5]  # a batch goes whole
+        _, stats = await Asked(broker)("GET", f"{BASE}/n/stats")
+        assert {name: sub["msgDropCount"] for name, sub in stats["subscriptions"].items()} == {
+            "alone": 4,
+            "shared": 4,
+        }
+
+        await set_rates("public/default", {"publish_rate": "2 messages"})
+        producer = await producer_at(broker)
+        await send(producer, one_of("k"))
+        assert not producer.connection.client.intake.rests
+        await send(producer, one_of("k"))
+        assert producer.connection.client.intake.rests
+
+    play(act)
+
+
+def test_the_namespaces_limit_of_subscriptions_counts_those_that_have_consumers():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        await broker.client.topics.set_namespace("public/default", {"subscriptions_max": 1})
+        first = await consumer_at(broker, SHARED, subscription="a")
+        await consumer_at(broker, SHARED, subscription="a", consumer_id=2, session=first)
+        asked = {"topic": TOPIC, "subType": SHARED, "subscription": "b", "consumer_id": 3}
+        refused = await first.answer("error", "subscribe", **asked)
+        assert refused.error == ServerError.NOT_ALLOWED
+        assert "maximum number of subscriptions of the topic: 1" in refused.message
+        first.connection.connection_lost(None)
+        await consumer_at(broker, SHARED, subscription="b")
+
+    play(act)
+
+
+def test_the_chunks_of_a_message_reach_the_consumer_of_their_key_and_a_lone_shared_consumer():
+    async def act(stage):
+        broker = await broker_of(Brokers(stage))
+        alone = await consumer_at(broker, EXCLUSIVE, subscription="alone")
+        shared = await consumer_at(broker, SHARED, subscription="shared")
+        keyed = [await consumer_at(broker, KEY_SHARED, subscription="keyed") for _ in range(2)]
+        producer = await producer_at(broker)
+        chunks = chunked(b"x" * 900, 3, key="k")
+        for data in chunks:
+            fields = {"producer_id": 1, "sequence_id": 0, "is_chunk": True, "num_messages": 1}
+            producer.ask("send", data, **fields)
+        ids = [(await producer.socket.answer("send_receipt")).message_id for _ in chunks]
+        assert [id_.entryId for id_ in ids] == [2, 2, 2]
+        assert received(alone) == received(shared) == [0, 1, 2]
+        assert sorted([received(one) for one in keyed]) == [[], [0, 1, 2]]
 
     play(act)
 
