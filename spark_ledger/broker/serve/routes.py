@@ -118,6 +118,10 @@ ROUTES = (
     *policy_verbs.of_namespaces(_NAMESPACE),
     RouteEntry("GET", f"{_NAMESPACE}/replication", policy_verbs.replication),
     RouteEntry("POST", f"{_NAMESPACE}/replication", policy_verbs.set_replication),
+    RouteEntry("GET", f"{_NAMESPACE}/permissions", policy_verbs.permissions_of_namespace),
+    RouteEntry(
+        "GET", f"{_NAMESPACE}/permissions/subscription", policy_verbs.permissions_of_namespace
+    ),
     RouteEntry("GET", f"{_NAMESPACE}/properties", policy_verbs.properties),
     RouteEntry("PUT", f"{_NAMESPACE}/properties", policy_verbs.put_properties),
     RouteEntry("DELETE", f"{_NAMESPACE}/properties", policy_verbs.delete_properties),
@@ -159,6 +163,7 @@ ROUTES = (
     RouteEntry("GET", f"{_TOPIC}/partitioned-internalStats", stats.partitioned_internal),
     RouteEntry("GET", f"{_TOPIC}/internal-info", stats.internal_info_of),
     *policy_verbs.of_topics(_TOPIC),
+    RouteEntry("GET", f"{_TOPIC}/permissions", policy_verbs.permissions_of_topic),
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
     RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
     RouteEntry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),

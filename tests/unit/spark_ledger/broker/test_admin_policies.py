@@ -450,6 +450,17 @@ def test_the_cluster_of_a_namespace_is_this_one():
     at_a_broker(act)
 
 
+def test_no_role_has_a_grant_and_grants_are_refused():
+    async def act(ask, broker, stage):
+        for path in (f"{N}/permissions", f"{N}/permissions/subscription", f"{T}/permissions"):
+            assert await ask("GET", path) == (200, {})
+        assert (await ask("POST", f"{N}/permissions/role", ["produce"]))[0] == 501
+        assert (await ask("GET", f"{N}x/permissions"))[0] == 404
+        assert (await ask("GET", f"{T}x/permissions"))[0] == 404
+
+    at_a_broker(act)
+
+
 def test_a_namespace_takes_no_more_partitions_of_topics_than_it_may_have():
     async def act(ask, broker, stage):
         topics = T[: -len("/t")]
