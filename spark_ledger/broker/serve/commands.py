@@ -151,7 +151,10 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
         server_version=f"Spark Ledger {__version__}",
         protocol_version=min(PROTOCOL_VERSION, client_version),
         max_message_size=message_bytes_max,
-        feature_flags=FeatureFlags(supports_topic_watchers=True),
+        feature_flags=FeatureFlags(
+            supports_topic_watchers=True,
+            supports_get_partitioned_metadata_without_auto_creation=True,
+        ),
     )
 
 

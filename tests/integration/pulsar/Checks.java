@@ -360,7 +360,8 @@ public class Checks extends Calls {
             send(topic, "a");
             consumer.reconsumeLater(take(consumer, 1).get(0), 200, TimeUnit.MILLISECONDS);
             Message<byte[]> message = take(consumer, 1).get(0);
-            same(List.of("a", "1"), List.of(text(message), message.getProperty("RECONSUMETIMES")));
+            same(List.of("a", "1", topic + "-s-RETRY"), List.of(text(message), message.getProperty("RECONSUMETIMES"),
+                    message.getTopicName()));
         });
         check("a delayed message comes after later ones", topic -> {
             Consumer<byte[]> consumer = shared(topic).subscribe();
