@@ -99,13 +99,15 @@ class Broker:
         self.clock = StoreClock()
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
         self.ownership = Ownership(ledgers.metadata, self.id, url)
-        self.cursors = ConsumerCursors(ledgers.metadata, self.client.subscriptions, self.id, rng)
+        self._budgets = Budgets.of(self.settings)
+        self.cursors = ConsumerCursors(
+            *(ledgers.metadata, self.client.subscriptions, self.id, rng, self._budgets.acks)
+        )
         self.waiting_bytes = 0
         self.message_bytes_max = min(
             self.settings.message_bytes_max, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
         self._relief_listeners: dict[Callable[[], None], None] = {}
-        self._budgets = Budgets.of(self.settings)
         self._topics = OpenTopics()
         self._names_given = 0
         self._phase = Phase.OPEN

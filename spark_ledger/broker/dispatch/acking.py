@@ -1,7 +1,9 @@
 """Acknowledgements of one connection's consumers, in the order in which they came.
 
 Always true: one ACK is carried out at a time, in bounded steps, so no ACK blocks the loop for long;
-until the ACK is done, no later command of its client is taken (serve/client.py).
+until the ACK is done, no later command of its client is taken (serve/client.py). Nor is a command
+taken while RECEIPTS_MAX of the connection's receipts wait: so while no acknowledgement becomes
+durable, a client fills no memory with them.
 """
 
 import asyncio
@@ -25,6 +27,8 @@ from spark_ledger.broker.wire.frames import encode
 ACK_STEPS_MAX = 2000
 """How many ids, or ranges of their sets, are acknowledged in one step of the loop; a larger ACK
 takes several steps."""
+RECEIPTS_MAX = 1000
+"""How many receipts of a connection wait, at most, until their acknowledgements are durable."""
 _WORDS_PER_STEP = 16  # unpacking 16 words of an id's set takes as long as one range
 _DONE = object()
 
@@ -40,8 +44,8 @@ class ConnectedConsumer(NamedTuple):
 
 class AckHandler:
     """`consumers` by their ids; `refusal_of` turns an exception into one of Pulsar's errors;
-    `on_idle` is called when an ACK of several steps is done. `awaits_durable`: the receipt of an
-    ACK is sent once its acknowledgements are durable; else once they are in memory."""
+    `on_idle` is called when another ACK may be added after `is_busy`. `awaits_durable`: the receipt
+    of an ACK is sent once its acknowledgements are durable; else once they are in memory."""
 
     def __init__(
         self,
@@ -58,13 +62,15 @@ class AckHandler:
         self._on_idle = on_idle
         self._awaits_durable = awaits_durable
         self._is_dropped = False
+        self._waiting_receipts = 0
         self._steps: Iterator[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether an ACK is not done yet: no other ACK may be added meanwhile."""
-        return self._steps is not None
+        """Whether an ACK is not done yet, or too many receipts wait: no other ACK may be added
+        meanwhile."""
+        return self._steps is not None or self._waiting_receipts >= RECEIPTS_MAX
 
     def add(self, ack: Any) -> None:
         """Carry an ACK out, at once if one step is enough."""
@@ -105,21 +111,26 @@ class AckHandler:
                     connected.consumer.end()  # the subscription is deleted or served elsewhere
         if ack.HasField("request_id"):
             if refusal is not None or connected is None or not self._awaits_durable:
-                self._respond(ack, refusal)
+                self._respond(ack.consumer_id, ack.request_id, refusal)
             else:
-                consumer = connected.consumer
-                consumer.dispatcher.when_durable(partial(self._receipt, ack, consumer))
+                consumer, self._waiting_receipts = connected.consumer, self._waiting_receipts + 1
+                receipt = partial(self._receipt, int(ack.request_id), consumer)
+                consumer.dispatcher.when_durable(receipt)
 
-    def _receipt(self, ack: Any, consumer: Consumer, error: Exception | None) -> None:
+    def _receipt(self, request_id: int, consumer: Consumer, error: Exception | None) -> None:
         """Answer an ACK whose acknowledgements are durable (`error` None) or cannot become
         durable."""
-        if not self._is_dropped:
-            self._respond(ack, None if error is None else self._refusal_of(error))
-            if error is not None:
-                consumer.end()
+        if self._is_dropped:
+            return
+        self._waiting_receipts -= 1
+        if self._waiting_receipts == RECEIPTS_MAX - 1:  # it may be called by `add`
+            asyncio.get_running_loop().call_soon(self._on_idle)
+        self._respond(consumer.id, request_id, None if error is None else self._refusal_of(error))
+        if error is not None:
+            consumer.end()
 
-    def _respond(self, ack: Any, refusal: Refusal | None) -> None:
-        response = command("ack_response", consumer_id=ack.consumer_id, request_id=ack.request_id)
+    def _respond(self, consumer_id: int, request_id: int, refusal: Refusal | None) -> None:
+        response = command("ack_response", consumer_id=consumer_id, request_id=request_id)
         if refusal is not None:
             response.ack_response.error = refusal.code
             response.ack_response.message = refusal.message
@@ -142,10 +153,12 @@ class AckHandler:
                     self._check_connected(consumer)
             for message_id in ids_left:
                 cost += len(message_id.ack_set) // _WORDS_PER_STEP
-                steps = consumer.dispatcher.acknowledge(consumer, message_id, ack_type)
+                steps: Iterator[bool] | None = None
                 is_refused = False
                 while not is_refused:
                     try:
+                        if steps is None:
+                            steps = consumer.dispatcher.acknowledge(consumer, message_id, ack_type)
                         next(steps)
                     except StopIteration:
                         break

@@ -133,7 +133,8 @@ class Unacked:
         """Unblock the consumer and the subscription, if few enough messages are unacknowledged.
         Returns whether that changed anything."""
         consumer_max, subscription_max = self.limits
-        has_changed = member.is_blocked and member.unacked <= consumer_max // 2
+        is_few = not consumer_max or member.unacked <= consumer_max // 2
+        has_changed = member.is_blocked and is_few
         if has_changed:
             member.is_blocked = False
             member.permits += member.kept_permits

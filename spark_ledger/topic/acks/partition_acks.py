@@ -44,7 +44,14 @@ from spark_ledger.topic.acks.entries import (
 )
 from spark_ledger.topic.acks.ledger import OpenAckLedger, discard_ledger
 from spark_ledger.topic.acks.nodes import NEW, SUCCESSIONS_MAX, AckNode, AckNodes, AckPointer
-from spark_ledger.topic.acks.served import AckedSet, Receipt, Served, User, wait_for_receipt
+from spark_ledger.topic.acks.served import (
+    AckedSet,
+    IdleStates,
+    Receipt,
+    Served,
+    User,
+    wait_for_receipt,
+)
 from spark_ledger.topic.acks.steps import (
     INLINE_BYTES_MAX,
     REFUSED_S,
@@ -76,7 +83,7 @@ class PartitionAcks:
         self._nodes = AckNodes(context.ledgers, context.topic.id, context.multis)
         self._node = AckNode(AckPointer(epoch), NEW)
         self._moves = 0
-        self._states: dict[AckKey, AckState] = {}  # of subscriptions that no consumer uses
+        self._states = IdleStates(context.budget)
         # Those of `_states` of which the ledger lacks a part; True: no other place has the part.
         self._unwritten: dict[AckKey, bool] = {}
         self._users: dict[AckKey, User] = {}
@@ -121,7 +128,8 @@ class PartitionAcks:
                 "ack ledger %s of %s is not there: subscriptions begin at their shares",
                 *(node.pointer.ledger_id, self._title),
             )
-        self._states = states or {}
+        for key, state in (states or {}).items():
+            self._states[key] = state
         self.delays.take_from(self._states)
         if node.pointer.ledger_id is not None:
             self._left[node.pointer.ledger_id] = None
@@ -175,6 +183,7 @@ class PartitionAcks:
         user = self._users.pop(key, None)
         if user is None or is_gone:
             return
+        user.is_dirty |= bool(user.acks.take_changes().added)  # of an ACK that was not carried out
         is_dirty = user.is_dirty or self._under_way is not None  # as is_written
         if user.acks.rows or is_dirty or not is_written:
             rows = user.acks.rows.copy()
@@ -250,6 +259,7 @@ class PartitionAcks:
                 self._task.cancel()
             if self._ledger is not None:
                 self._ledger.writer.abandon()
+        self._states.drop()
         self._is_sure.set()  # no caller waits any longer
         receipts = [*(self._under_way or ()), *self._receipts]
         self._receipts, self._under_way = [], None

@@ -4,12 +4,13 @@ them, and the receipts that it gives."""
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyroaring import BitMap64
 
 from spark_ledger import errors
-from spark_ledger.topic.acks.sets import AckChanges
+from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.sets import AckBudget, AckChanges, Measured, bytes_of
 
 Receipt = Callable[[errors.LedgerError | None], None]
 """Called with None once the acknowledgement is durable; with an error if it cannot become durable.
@@ -52,6 +53,40 @@ class User:
     is_known: bool = False
     is_dirty: bool = False
     position: int | None = None
+
+
+class IdleStates(dict[AckKey, AckState]):
+    """What the subscriptions that no consumer uses acknowledged. Their sets count in the broker's
+    budget, as those of subscriptions in use do."""
+
+    def __init__(self, budget: AckBudget) -> None:
+        super().__init__()
+        self._budget = budget
+        self._sizes: dict[AckKey, int] = {}
+        self._bytes = 0
+        self._memory: Measured | None = None
+
+    def __setitem__(self, key: AckKey, state: AckState) -> None:
+        self._count(key, bytes_of(state.rows))
+        super().__setitem__(key, state)
+
+    def pop(self, key: AckKey, default: Any = None) -> Any:
+        self._count(key, 0)
+        return super().pop(key, default)
+
+    def _count(self, key: AckKey, size: int) -> None:
+        before = self._sizes.pop(key, 0)
+        if size:
+            self._sizes[key] = size
+        if size != before:
+            self._bytes += size - before
+            self._memory = self._memory or Measured(self._budget, lambda: self._bytes)
+            self._memory.measure()
+
+    def drop(self) -> None:
+        """Give the memory back: another owner has the partition, or none."""
+        if self._memory is not None:
+            self._memory.drop()
 
 
 async def wait_for_receipt(ask: Callable[[Receipt], None]) -> None:

@@ -54,8 +54,9 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, unavailable_while
-from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
+from spark_ledger.topic.acks.context import AckContext, AckLimits, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.sets import ACK_BYTES_MAX, AckBudget
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
@@ -117,7 +118,7 @@ class _RecordWatch:
 
 class ConsumerCursors:
     """The cursors of one broker. The broker's id is the name of its ephemeral node below
-    /brokers/alive."""
+    /brokers/alive. `ack_budget` counts the sets of acknowledged messages at the broker."""
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class ConsumerCursors:
         subscriptions: Subscriptions,
         broker_id: str,
         rng: random.Random,
+        ack_budget: AckBudget | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.has_older_brokers = False
@@ -133,7 +135,7 @@ class ConsumerCursors:
         self._guard = ClusterGuard(store)
         self._multis = SharedMultis(store)
         self._store_epoch: int | None = None
-        self._pace = InlinePace()
+        self._ack_limits = AckLimits(InlinePace(), ack_budget or AckBudget(ACK_BYTES_MAX))
         self._acks: dict[str, TopicAcks] = {}  # by topic id
         self._round_failure = ""  # why nothing was written in the last round
         self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
@@ -182,7 +184,8 @@ class ConsumerCursors:
 
         context = AckContext(
             *(ledgers, topic, make_ledger, is_needed, lowest_position, now_ms),
-            *(self._guard, self._pace, self._rng, self._multis),
+            *(self._guard, self._ack_limits.pace, self._rng, self._multis),
+            budget=self._ack_limits.budget,
         )
 
         def forget(acks: TopicAcks) -> None:

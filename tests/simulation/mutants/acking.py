@@ -59,7 +59,7 @@ def keeps_nothing(keeping: Any) -> Any:
     """Who takes a subscription over names no succession: its acknowledgements stay under the key of
     before."""
 
-    async def without_names(self: Any, after: Any, positions: Any) -> Any:
+    async def without_names(self: Any, after: Any, positions: Any, forgotten: Any = ()) -> Any:
         return await self.operations()
 
     return without_names

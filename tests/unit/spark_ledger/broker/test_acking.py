@@ -6,9 +6,14 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, AckHandler, ConnectedConsumer
+from spark_ledger.broker.dispatch.acking import (
+    ACK_STEPS_MAX,
+    RECEIPTS_MAX,
+    AckHandler,
+    ConnectedConsumer,
+)
 from spark_ledger.broker.serve.commands import refusal_of
-from spark_ledger.broker.wire.commands import MessageId, ServerError, command
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from tests.kit.pulsar_batches import lone, message
 from tests.unit.spark_ledger.broker.sessions import TOPIC, Session, session_of
@@ -23,9 +28,12 @@ class Asked:
     def __init__(self, failure=None):
         self.dispatcher, self.failure = self, failure
         self.turn, self.turns, self.saved, self.ends, self.receipts = 0, [], [], 0, []
-        self.answers = []
+        self.answers, self.idles = [], 0
         self.consumers = {1: ConnectedConsumer(self, None, "s")}
-        self.ack_handler = AckHandler(self.consumers, self._send, refusal_of, lambda: None)
+        self.ack_handler = AckHandler(self.consumers, self._send, refusal_of, self._on_idle)
+
+    def _on_idle(self):
+        self.idles += 1
 
     def acknowledge_lone(self, consumer, ack):
         return ack.message_id
@@ -85,6 +93,21 @@ def test_what_was_acknowledged_before_the_consumer_was_sent_away_is_saved():
     asyncio.run(main())
 
 
+def test_an_id_that_is_refused_at_once_keeps_no_other_id_of_its_ack_from_counting(monkeypatch):
+    acknowledge = Asked.acknowledge
+
+    def refuses_one(asked, consumer, message_id, ack_type):
+        if message_id.entryId == 1:
+            raise Refusal(ServerError.NOT_ALLOWED, "it is of another topic")
+        return acknowledge(asked)
+
+    monkeypatch.setattr(Asked, "acknowledge", refuses_one)
+    asked = Asked()
+    asked.add(3)
+    assert (len(asked.turns), asked.saved) == (2, [2])
+    assert [answer.error for answer in asked.answers] == [ServerError.NOT_ALLOWED]
+
+
 @pytest.mark.parametrize(
     ("failure", "ends"),
     [
@@ -111,6 +134,52 @@ def test_a_receipt_that_comes_after_the_connection_ended_is_sent_to_nobody(failu
     asked.ack_handler.drop()
     second(failure)
     assert len(asked.answers) == 1 and asked.ends == (failure is not None)
+
+
+def test_a_client_is_not_read_on_while_too_many_of_its_receipts_wait_for_the_store():
+    async def main():
+        asked = Asked()
+        for _ in range(RECEIPTS_MAX):
+            assert not asked.ack_handler.is_busy
+            asked.add(1)
+        assert asked.ack_handler.is_busy and asked.answers == []
+        kept = {type(kept) for receipt in asked.receipts for kept in receipt.args}
+        assert kept == {int, Asked}, "an ACK has megabytes of ids"
+        asked.receipts.pop()(None)
+        assert not asked.ack_handler.is_busy and asked.idles == 0
+        await asyncio.sleep(0)
+        asked.receipts.pop()(None)
+        await asyncio.sleep(0)
+        assert asked.idles == 1 and len(asked.answers) == 2
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_read_no_more_gets_its_receipts_and_is_read_on():
+    async def main(stage):
+        broker, before = await session_of(stage)
+        session = Session(broker)
+        await session.answer("connected", "connect", client_version="raw", protocol_version=19)
+        await session.answer("producer_success", "producer", topic=TOPIC, producer_id=1)
+        of_s = {"topic": TOPIC, "subscription": "s", "initialPosition": 1, "consumer_id": 1}
+        await session.answer("success", "subscribe", request_id=2, **of_s)
+        data = lone(message(b"x"), sequence_id=0)
+        await session.answer("send_receipt", "send", data, producer_id=1, num_messages=1)
+        session.ask("flow", consumer_id=1, messagePermits=1)
+        id_ = (await session.socket.answer("message")).message_id
+        count = 3 * RECEIPTS_MAX
+        for number in range(count):
+            asked = {"consumer_id": 1, "ack_type": 0, "message_id": [id_]}
+            session.ask("ack", request_id=number, **asked)
+        assert not session.socket.is_reading()
+        answers = [await session.socket.answer("ack_response") for _ in range(count)]
+        assert [answer.request_id for answer in answers] == list(range(count))
+        assert session.socket.is_reading()
+        for gone in (before, session):
+            gone.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
 
 
 @pytest.mark.parametrize("receipt", ["durable", "memory"])

@@ -311,6 +311,16 @@ def test_permits_that_come_while_a_consumer_is_blocked_count_once_half_is_acknow
     assert sharing.wakes
 
 
+def test_a_consumer_that_reached_a_limit_goes_on_at_its_next_acknowledgement_without_a_limit():
+    blocked = member(permits=9)
+    sharing = sharing_of(blocked, limits=UnackedLimits(3, 0))
+    for offset in range(3):
+        send(sharing, offset)
+    sharing.unacked.limits = UnackedLimits(0, 0)
+    acknowledge(sharing, blocked, 0)
+    assert (blocked.is_blocked, blocked.unacked) == (False, 2)
+
+
 def test_no_consumer_gets_more_while_the_subscription_has_its_limit_of_unacknowledged_messages():
     a, b = member("a", permits=9), member("b", permits=9)
     sharing = sharing_of(a, b, limits=UnackedLimits(0, 4))

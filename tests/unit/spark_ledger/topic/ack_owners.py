@@ -12,6 +12,7 @@ from spark_ledger.topic.acks.context import AckContext, InlinePace
 from spark_ledger.topic.acks.entries import AckKey
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.acks.partition_acks import PartitionAcks
+from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.log.intents import Intent
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -51,13 +52,14 @@ class Owner:
         self.refuses = False
         self.lowest = self.now_ms = 0
         self.intent = None
+        self.budget = AckBudget(1 << 20)
 
     async def take_over(self):
         self.context = AckContext(
             *(self.client.ledgers, self.stage.topic, self.make_ledger, self.is_needed),
             *(self.lowest_position, lambda: self.now_ms),
             *(ClusterGuard(self.client.store), InlinePace(), self.client.rng),
-            SharedMultis(self.client.store),
+            *(SharedMultis(self.client.store), self.budget),
         )
         self.acks = await PartitionAcks.opened(self.context, 0, self.epoch)
         return self
