@@ -88,9 +88,10 @@ def _limit(
     none: Any = None,
     unset: Any = None,
     least: int = 1,
+    unit: int = 1,
 ) -> PulsarPolicy:
     """A number from 0 on; `none` is the value here for 0, which means no limit. A number below
-    `least` is not implemented."""
+    `least` is not implemented. `unit`: 1 is so many here."""
     name = namespace or topic
 
     def take(plain: Any) -> dict[str, Any]:
@@ -100,10 +101,10 @@ def _limit(
         if 0 < number < least:
             reason = f"a {name} of {number} is refused: give {least} or more, or 0"
             raise refused(HTTPStatus.NOT_IMPLEMENTED, reason)
-        return {ours: number or none}
+        return {ours: number * unit or none}
 
     def show(values: Values) -> Any:
-        return None if ours not in values else values[ours] or 0
+        return None if ours not in values else _units(values[ours] or 0, unit)
 
     return PulsarPolicy(namespace, topic, (ours,), take, show, record, unset)
 
@@ -351,6 +352,13 @@ POLICIES = (
         none=0,
     ),
     _limit("topics_max", "maxTopicsPerNamespace", "", "max_topics_per_namespace", unset=0),
+    _limit(
+        "subscription_expiry_ms",
+        "subscriptionExpirationTime",
+        "",
+        "subscription_expiration_time_minutes",
+        unit=MINUTE_MS,
+    ),
     DELAYS,
     _limit(
         "deduplication_entries_max",
@@ -374,7 +382,6 @@ NOT_IMPLEMENTED: Mapping[str, Any] = {
 """Policies of namespaces and topics that cannot be set here, with the value that a policy has which
 is not set."""
 NOT_IMPLEMENTED_OF_NAMESPACES: Mapping[str, Any] = {
-    "subscriptionExpirationTime": None,
     "offloadThreshold": -1,
     "offloadThresholdInSeconds": -1,
     "offloadDeletionLagMs": None,

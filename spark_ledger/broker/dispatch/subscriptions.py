@@ -181,6 +181,12 @@ class Subscription:
         active = None if dispatcher is None else dispatcher.active
         return [] if active is None else [active]
 
+    def join(self, dispatcher: Dispatcher, consumer: Consumer, request: SubscribeRequest) -> None:
+        consumer.ranges = request.ranges
+        dispatcher.join(consumer)
+        if self.cursor is not None:
+            self.cursor.count_use()
+
     def check(self, request: SubscribeRequest, partition: int) -> None:
         """Raises Refusal if no further consumer with this request may join."""
         if self.used and request.kind is not self.kind:
@@ -357,8 +363,7 @@ class TopicSubscriptions:
                 check_room(self.policies, partition.number, subscription, self.used_here())
                 dispatcher = await self._dispatcher(subscription, request, partition, start)
                 consumer = make(dispatcher)
-                consumer.ranges = request.ranges
-                dispatcher.join(consumer)
+                subscription.join(dispatcher, consumer, request)
             finally:
                 if not subscription.used:  # release it, so that a query may use the name
                     self._background.start(self._release_unused(name))
@@ -393,8 +398,8 @@ class TopicSubscriptions:
     async def _opened(
         self, name: str, request: SubscribeRequest, durable: bool, earliest: bool | None
     ) -> Subscription:
-        """Open the subscription, and make it if it does not exist. `earliest` None: raises
-        errors.SubscriptionNotFound instead of making it."""
+        """Open the subscription, and make it if it does not exist. `earliest` None: no consumer
+        asks for it; raises errors.SubscriptionNotFound instead of making it."""
         if not durable:
             return Subscription(name, request.kind, None, self.sharing, request.keys)
 
@@ -406,7 +411,8 @@ class TopicSubscriptions:
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(
-            *(self._commits.topic, name, start, self._topic.history, request.properties)
+            *(self._commits.topic, name, start, self._topic.history, request.properties),
+            is_use=earliest is not None,
         )
         subscription = Subscription(name, request.kind, cursor, self.sharing, request.keys)
 

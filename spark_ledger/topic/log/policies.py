@@ -36,6 +36,7 @@ NONE_MEANINGS = {
     "consumers_max": "for no limit",
     "subscription_consumers_max": "for no limit",
     "subscriptions_max": "for no limit",
+    "subscription_expiry_ms": "for subscriptions that stay",
     "consumer_unacked_max": "for the broker's setting",
     "subscription_unacked_max": "for the broker's setting",
     "message_bytes_max": "for the broker's setting",
@@ -115,6 +116,9 @@ class TopicPolicies:
     client_rules.py). Without `schema_auto_update` a producer adds no version to a schema that is
     there. With `schema_validation_enforced` a producer must declare a schema where there is one.
 
+    Maintenance deletes a subscription that Pulsar's consumers have not used for
+    `subscription_expiry_ms` (upkeep/subscription_expiry.py).
+
     A broker lets in no more than `producers_max` producers and `consumers_max` consumers of a
     partition, and `subscription_consumers_max` consumers of a subscription in it. Clients make no
     subscription beyond `subscriptions_max` of the topic, and none without
@@ -166,6 +170,7 @@ class TopicPolicies:
     dispatch_rate: str | None = None
     subscription_dispatch_rate: str | None = None
     subscribe_rate: str | None = None
+    subscription_expiry_ms: int | None = None
 
     @property
     def trims(self) -> bool:

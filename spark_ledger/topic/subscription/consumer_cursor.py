@@ -63,6 +63,7 @@ class ConsumerCursor:
         self.failure: errors.LedgerError | None = None
         self.on_failure: Callable[[], None] = do_nothing
         self.used = True
+        self._used_ms = share.used_ms
         self.must_reread = False  # a write failed: the nodes must be read again
         self.changes = 0  # how often the position or `used` changed
         self.durable = 0  # how many of these changes are durable
@@ -205,6 +206,14 @@ class ConsumerCursor:
         self.changes += 1
         self._cursors.changed()
 
+    def count_use(self) -> None:
+        """Called when a consumer joins. The broker may have opened the subscription itself before:
+        then this use is written soon."""
+        if self._used_ms is not None:
+            self._used_ms = None
+            self.changes += 1
+            self._cursors.changed()
+
     def use_again(self, on_failure: Callable[[], None]) -> None:
         """Takes `leave` back: the subscription is still used at this broker."""
         self.on_failure = on_failure
@@ -236,7 +245,8 @@ class ConsumerCursor:
         return any(at[1] < self._highest.get(p, at)[1] for p, at in self._at.items())
 
     def share(self) -> SubscriptionShare:
-        return SubscriptionShare(self._subscription.record.epoch, self.used, dict(self._at))
+        epoch = self._subscription.record.epoch
+        return SubscriptionShare(epoch, self.used, dict(self._at), self._used_ms)
 
     async def operations(self, share: SubscriptionShare) -> list[Operation]:
         """The operations that write the share. Raises StoreUnavailable."""
@@ -285,6 +295,8 @@ class ConsumerCursor:
         if subscription is not None and self.failure is None:
             self._written, self._version = subscription.shares[self._cursors.broker_id]
             self._subscription, self.must_reread = subscription, False
+            if self._written.used is not self.used:  # noted while this broker counted as dead
+                self.changes += 1
         self.looked_s = asyncio.get_running_loop().time()
 
     def record_changed(self) -> None:

@@ -214,12 +214,16 @@ class ConsumerCursors:
         start: Callable[[], Awaitable[Mapping[int, int]]],
         history: History = unchanging_history,
         properties: Mapping[str, str] = NO_PROPERTIES,
+        *,
+        is_use: bool = True,
     ) -> ConsumerCursor:
         """A cursor of the subscription, which is made at `start()`, with these properties, if it
         does not exist. This broker's earlier cursor of the subscription fails; the new cursor fails
-        once `history()` changes. Raises errors.SubscriptionBusy (a query uses the subscription),
-        errors.LedgerFenced (the subscription is opened again meanwhile), errors.TopicNotFound,
-        errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
+        once `history()` changes. `is_use` False: the broker opens the subscription itself, and the
+        time of its last use stays, until ConsumerCursor.count_use. Raises errors.SubscriptionBusy
+        (a query uses the subscription), errors.LedgerFenced (the subscription is opened again
+        meanwhile), errors.TopicNotFound, errors.TopicDeleted, errors.OptionInvalid,
+        errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
         opening = self._opening[path] = _Opening()
@@ -230,7 +234,7 @@ class ConsumerCursors:
                 opened_in = await history()  # before the nodes, which may be of a later history
                 tries = Tries(self._rng)
                 while True:
-                    cursor = await self._try_open(topic, nodes, name, start, properties)
+                    cursor = await self._try_open(topic, nodes, name, start, properties, is_use)
                     if self._opening.get(path) is not opening:
                         text = f"subscription '{name}' was opened again at this broker meanwhile"
                         raise errors.LedgerFenced(text, subscription=name)
@@ -267,6 +271,7 @@ class ConsumerCursors:
         name: str,
         start: Callable[[], Awaitable[Mapping[int, int]]],
         properties: Mapping[str, str],
+        is_use: bool,
     ) -> ConsumerCursor | None:
         connection, acks = self._store.connections, self._acks.get(topic.id)
         number = 0 if acks is None else acks.look()
@@ -287,7 +292,7 @@ class ConsumerCursors:
             raise too_many(name)
         if not subscription.shares:
             await nodes.ensure_shares(name)
-        return await self._with_share(nodes, subscription, connection, number)
+        return await self._with_share(nodes, subscription, connection, number, is_use)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """Takes over a subscription that a query, or a single broker, owned: puts the position in
@@ -308,13 +313,16 @@ class ConsumerCursors:
         subscription: SubscriptionView,
         connection: int,
         number: int,
+        is_use: bool,
     ) -> ConsumerCursor | None:
         alive, shares = await brokers_alive(self._store), subscription.shares
         own_share = shares.get(self.broker_id)
         # those of brokers that are not alive are moved into this broker's share
         merged = {b: shares[b] for b in shares if b not in alive or b == self.broker_id}
         at = newest(subscription.record.epoch, (share for share, _ in merged.values()))
-        share = SubscriptionShare(subscription.record.epoch, True, at)
+        is_use = is_use or bool(subscription.lost_users(alive - {self.broker_id}))
+        used_ms = None if is_use else subscription.used_ms
+        share = SubscriptionShare(subscription.record.epoch, True, at, used_ms)
         path, value = nodes.share(subscription.name, self.broker_id), records.encode_share(share)
         keeping: list[Operation] = []
         if subscription.acked_before is not None:

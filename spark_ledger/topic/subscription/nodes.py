@@ -13,7 +13,7 @@ import json
 import unicodedata
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap64
 
@@ -60,8 +60,9 @@ NEAREST_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionView:
-    """A subscription as it was read. `created_ms` and `written_ms` (of the node that was written
-    last) are by the store's clock. `shares` are by broker, each with its node's version."""
+    """A subscription as it was read. `created_ms`, `written_ms` (of the node that was written last)
+    and `used_ms` (of the last use by consumers, or the last move by another process than a broker)
+    are by the store's clock. `shares` are by broker, each with its node's version."""
 
     name: str
     record: SubscriptionRecord
@@ -69,6 +70,7 @@ class SubscriptionView:
     created_ms: int
     shares: Mapping[str, tuple[SubscriptionShare, int]] = field(default_factory=dict)
     written_ms: int = 0
+    used_ms: int = 0
 
     @property
     def floor(self) -> dict[int, int]:
@@ -85,10 +87,24 @@ class SubscriptionView:
 
     def used_by(self, brokers: Container[str]) -> bool:
         """Whether consumers are connected at one of these brokers."""
-        return any(
-            share.used and share.epoch == self.record.epoch and broker in brokers
+        return any(broker in brokers for broker in self._using)
+
+    def lost_users(self, alive: Container[str]) -> list[str]:
+        """The brokers that had consumers and are not alive: nobody wrote when these consumers
+        used the subscription last."""
+        return [
+            broker
+            for broker in self._using
+            if broker not in alive and self.shares[broker][0].used_ms is None
+        ]
+
+    @property
+    def _using(self) -> list[str]:
+        return [
+            broker
             for broker, (share, _) in self.shares.items()
-        )
+            if share.used and share.epoch == self.record.epoch
+        ]
 
 
 def check_name(name: str) -> None:
@@ -153,7 +169,12 @@ class SubscriptionNodes:
             for broker, share in nodes.items()
         }
         written_ms = max(read_node.modified_ms for read_node in (node, *nodes.values()))
-        return SubscriptionView(name, record, node.version, node.created_ms, shares, written_ms)
+        used_ms = [node.modified_ms]
+        for broker, (share, _) in shares.items():
+            used_ms.append(nodes[broker].modified_ms if share.used_ms is None else share.used_ms)
+        return SubscriptionView(
+            name, record, node.version, node.created_ms, shares, written_ms, max(used_ms)
+        )
 
     async def _shares(self, name: str) -> dict[str, Versioned]:
         """The nodes of the shares, by broker. The multi that removes a share puts its positions
@@ -235,14 +256,11 @@ class SubscriptionNodes:
         )
 
     async def delete(self, subscription: SubscriptionView, *others: Operation) -> bool:
-        """Removes the subscription with its marks. False: the record has changed since, or one of
-        `others` failed. Raises OutcomeUnknown if the subscription may be gone."""
+        """Removes the subscription with its marks. False: the record or a share has changed
+        since, or one of `others` failed. Raises OutcomeUnknown if the subscription may be gone."""
         numbers = [mark.number for mark in await self.marks(subscription.name)]
         operations: list[Operation] = [
-            *(
-                Delete(self.share(subscription.name, broker), ANY_VERSION)
-                for broker in subscription.shares
-            ),
+            *self.without_shares(subscription),
             *(Delete(self._marks(subscription.name, number), ANY_VERSION) for number in numbers),
             Delete(self._marks(subscription.name), ANY_VERSION),
             Delete(self.path(subscription.name), subscription.version),
@@ -265,6 +283,18 @@ class SubscriptionNodes:
             Delete(self.share(subscription.name, broker), version)
             for broker, (_, version) in subscription.shares.items()
         ]
+
+    async def note_lost_users(self, subscription: SubscriptionView, brokers: Sequence[str]) -> None:
+        """Writes that no consumer at these brokers uses the subscription: from now on it counts as
+        unused. A lost race or response is not an error: a later caller does it. Raises
+        errors.MetadataHeld."""
+        operations: list[Operation] = [Check(self.path(subscription.name), subscription.version)]
+        for broker in brokers:
+            share, version = subscription.shares[broker]
+            value = subscription_records.encode_share(replace(share, used=False))
+            operations.append(Set(self.share(subscription.name, broker), value, version))
+        with suppress(MultiFailed, OutcomeUnknown):
+            await multi_unless_held(self.store, operations)
 
     def touch(self) -> Operation:
         """The operation that makes every earlier planned trim fail."""

@@ -113,11 +113,14 @@ class SubscriptionShare:
     """The positions of a subscription's consumers at one broker. A share counts while the
     subscription has the share's `epoch`. `used`: consumers are connected at the broker. `at`: by
     partition the epoch of the partition's owner, and the position; of two shares the share with the
-    higher owner's epoch counts."""
+    higher owner's epoch counts. `used_ms`: consumers used the subscription before this time, and no
+    consumer did since; the broker opened the subscription itself. None: when the node was written
+    last."""
 
     epoch: int
     used: bool
     at: Mapping[int, tuple[int, int]]
+    used_ms: int | None = None
 
 
 def with_shares(
@@ -219,13 +222,17 @@ def decode_mark(value: bytes) -> dict[int, int]:
 
 def encode_share(share: SubscriptionShare) -> bytes:
     at = {str(partition): list(share.at[partition]) for partition in sorted(share.at)}
-    return _dump({"epoch": share.epoch, "used": share.used, "at": at})
+    used_ms = {} if share.used_ms is None else {"used_ms": share.used_ms}
+    return _dump({"epoch": share.epoch, "used": share.used, "at": at, **used_ms})
 
 
 def decode_share(value: bytes) -> SubscriptionShare:
     def build(plain: dict[str, Any]) -> SubscriptionShare:
         at = {int(p): (int(epoch), int(offset)) for p, (epoch, offset) in plain["at"].items()}
-        return SubscriptionShare(int(plain["epoch"]), bool(plain["used"]), at)
+        used_ms = plain.get("used_ms")
+        return SubscriptionShare(
+            int(plain["epoch"]), bool(plain["used"]), at, None if used_ms is None else int(used_ms)
+        )
 
     return load(value, "subscription's share", build)
 

@@ -15,7 +15,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -30,9 +29,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import (
     Tries,
-    call_each,
     read,
-    store_now_ms,
     unavailable_while,
 )
 from spark_ledger.process import LruCache
@@ -52,7 +49,7 @@ from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.cursor import Cursor, CursorContext, open_intent
 from spark_ledger.topic.subscription.cursor_ledger import storable_record
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
-from spark_ledger.topic.subscription.listing import READS_AT_ONCE, SubscriptionInfo, listed
+from spark_ledger.topic.subscription.listing import SubscriptionInfo, held, listed
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
     SubscriptionView,
@@ -249,11 +246,18 @@ class Subscriptions:
             return made if is_at_start and broker_id else None
 
     async def delete(
-        self, topic_id: str, name: str, *, force: bool = False, owned: Collection[int] = ()
-    ) -> None:
+        self,
+        topic_id: str,
+        name: str,
+        *,
+        force: bool = False,
+        owned: Collection[int] = (),
+        seen: SubscriptionView | None = None,
+    ) -> bool:
         """Removes the subscription: it holds no rows any more. If it is in use, it is removed only
         with `force`; its query then goes on without it. `owned`: the caller owns these partitions,
-        and gives no receipt for the subscription any more. Raises errors.SubscriptionNotFound,
+        and gives no receipt for the subscription any more. `seen`: removes it only as it was read
+        then; False if it has changed since. Raises errors.SubscriptionNotFound,
         errors.SubscriptionBusy."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with unavailable_while(f"deleting subscription '{name}'"):
@@ -262,8 +266,10 @@ class Subscriptions:
                 subscription = await nodes.read(name)
                 if subscription is None:
                     if tries.failed:
-                        return
+                        return True
                     raise await nodes.not_found(name)
+                if seen not in (None, subscription):
+                    return False
                 await self._check_free(topic_id, subscription, force)
                 is_deleted = False
                 moved = await moved_from_owners(self.ledgers, nodes, subscription, owned)
@@ -274,7 +280,7 @@ class Subscriptions:
                     _log.info("subscription '%s' may be deleted: it is read again", name)
                 if is_deleted:
                     await self._discard(subscription.record)
-                    return
+                    return True
                 await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def seek(
@@ -395,48 +401,11 @@ class Subscriptions:
         at = in_every_partition(subscription.record, present.positions, state.start_offsets())
         return topic_lag(state, at, now_ms, live_ends=ends, acked=present.acked_beyond)
 
-    # -- for retention and the janitor -----------------------------------------------------------
-
     async def holds(
         self, topic_id: str, partitions: int, now_ms: int | None = None, grace_ms: int = GRACE_MS
     ) -> Holds:
-        """The rows that the topic's subscriptions hold. Each subscription holds the rows from the
-        lowest position on that it had in the last `grace_ms`. `now_ms` is by the store's clock
-        (None: the time is read if there is a subscription). Makes and removes marks of these
-        positions. The multi of a trim or an overwrite must have the `check` of the result: it fails
-        if a subscription was made or went back since. Raises errors.TopicNotFound."""
-        nodes = SubscriptionNodes(self.store, topic_id)
-        offsets: dict[int, int] = {}
-        holders: dict[int, str] = {}
-        with unavailable_while(f"reading the subscriptions of topic {topic_id}"):
-            await self.store.sync(nodes.folder)
-            version = await nodes.ensure_folder()  # before the records: see Holds.check
-            names = await nodes.names()
-            if names and now_ms is None:
-                now_ms = await store_now_ms(self.store)
-            lowest_of = partial(self._lowest, nodes, now_ms or 0, grace_ms)
-            lowest_by_name = await call_each(lowest_of, names, READS_AT_ONCE)
-        for name, with_lowest in zip(names, lowest_by_name, strict=True):
-            if with_lowest is None:
-                continue
-            record, lowest = with_lowest
-            for p, offset in subscription_records.held_offsets(record, lowest, partitions).items():
-                if p not in offsets or offset < offsets[p]:
-                    offsets[p], holders[p] = offset, name
-        return Holds(offsets, Check(nodes.folder, version), holders)
-
-    async def _lowest(
-        self, nodes: SubscriptionNodes, now_ms: int, grace_ms: int, name: str
-    ) -> tuple[SubscriptionRecord, Positions] | None:
-        """A subscription's record, and its lowest positions of the grace period; renews its
-        marks."""
-        subscription = await nodes.read(name, fresh=False)
-        if subscription is None:
-            return None
-        marks = await nodes.marks(name)
-        lowest = subscription_records.lowest_positions(marks, subscription.floor, now_ms, grace_ms)
-        await nodes.renew_marks(subscription, lowest.add, lowest.forget)
-        return subscription.record, lowest.positions
+        """The rows that the topic's subscriptions hold, as `listing.held`."""
+        return await held(self.store, topic_id, partitions, now_ms, grace_ms)
 
     # -- owners --------------------------------------------------------------------------------
 

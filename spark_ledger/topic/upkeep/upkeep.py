@@ -1,7 +1,7 @@
-"""The repeated upkeep of topics: trims rows that retention does not keep, checkpoints long logs,
-deletes garbage, removes old intents, merges small segments. One elected process in a cluster does
-the upkeep. The election only saves work: every step is guarded, so two processes may do the upkeep
-at once.
+"""The repeated upkeep of topics: trims rows that retention does not keep, deletes subscriptions
+that expire, checkpoints long logs, deletes garbage, removes old intents, merges small segments. One
+elected process in a cluster does the upkeep. The election only saves work: every step is guarded,
+so two processes may do the upkeep at once.
 
 Always true: a failure for one topic is reported and does not hinder the other topics. The janitor
 works after retention, so that it sees the ledgers that retention dropped. Intents are removed after
@@ -42,6 +42,7 @@ from spark_ledger.topic.upkeep.merge_plan import (
     UpkeepLimits,
     merged_up_to,
 )
+from spark_ledger.topic.upkeep.subscription_expiry import expire_subscriptions
 
 _log = logging.getLogger(__name__)
 
@@ -295,6 +296,7 @@ class Upkeep:
                 if trim_result.starts:
                     trimmed[name] = trim_result
                 if not dry_run:
+                    await expire_subscriptions(self._client, info, now_ms)
                     await self._client.ack_copies(info.id).expire(now_ms)
                     head = await self._client.store.get(paths.topic_head(info.id))
                     heads.append(TopicHead(info, records.decode_head(head.value).next))

@@ -144,6 +144,7 @@ CASES = {
     "maxUnackedMessagesPerConsumer": ([(7, 7), (0, 0)], NOT_WHOLE),
     "maxUnackedMessagesPerSubscription": ([(7, 7), (0, 0)], NOT_WHOLE),
     "maxTopicsPerNamespace": (LIMIT, NOT_WHOLE),
+    "subscriptionExpirationTime": ([(90, 90 * 60_000), (0, None)], NOT_WHOLE),
     "delayedDelivery": (
         [(delays(False, 5000), (False, 5000)), (delays(True, 0), (True, None))],
         [

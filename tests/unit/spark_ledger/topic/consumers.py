@@ -26,11 +26,11 @@ class Broker:
         await self.cursors.close()
         await self.client.store.delete(paths.broker(self.name))
 
-    async def open(self, at=0, name=NAME):
+    async def open(self, at=0, name=NAME, **options):
         async def start():
             return dict.fromkeys(range(PARTITIONS), at)
 
-        return await self.cursors.open(self.stage.topic, name, start)
+        return await self.cursors.open(self.stage.topic, name, start, **options)
 
 
 async def broker(stage, name):
