@@ -89,15 +89,17 @@ def _limit(
     unset: Any = None,
     least: int = 1,
     unit: int = 1,
+    below_0: str = "",
 ) -> PulsarPolicy:
     """A number from 0 on; `none` is the value here for 0, which means no limit. A number below
-    `least` is not implemented. `unit`: 1 is so many here."""
+    `least` is not implemented. `unit`: 1 is so many here. `below_0` are the words that refuse a
+    negative number, where programs compare them."""
     name = namespace or topic
 
     def take(plain: Any) -> dict[str, Any]:
         number = whole_number(plain, name)
         if number < 0:
-            raise refused(HTTPStatus.PRECONDITION_FAILED, f"{name} must be 0 or more")
+            raise refused(HTTPStatus.PRECONDITION_FAILED, below_0 or f"{name} must be 0 or more")
         if 0 < number < least:
             reason = f"a {name} of {number} is refused: give {least} or more, or 0"
             raise refused(HTTPStatus.NOT_IMPLEMENTED, reason)
@@ -358,6 +360,7 @@ POLICIES = (
         "",
         "subscription_expiration_time_minutes",
         unit=MINUTE_MS,
+        below_0="Invalid value for subscription expiration time",
     ),
     DELAYS,
     _limit(

@@ -451,6 +451,18 @@ def test_the_cluster_of_a_namespace_is_this_one():
     at_a_broker(act)
 
 
+def test_a_negative_time_is_refused_in_the_words_that_clients_compare():
+    async def act(ask, broker, stage):
+        words = {
+            "messageTTL": "Invalid value for message TTL: -5",
+            "subscriptionExpirationTime": "Invalid value for subscription expiration time",
+        }
+        for policy, reason in words.items():
+            assert await ask("POST", f"{N}/{policy}", -5) == (412, {"reason": reason})
+
+    at_a_broker(act)
+
+
 def test_no_role_has_a_grant_and_grants_are_refused():
     async def act(ask, broker, stage):
         for path in (f"{N}/permissions", f"{N}/permissions/subscription", f"{T}/permissions"):
