@@ -179,7 +179,9 @@ class ActiveDispatcher(Dispatcher):
                 self._pass_over(batch.end)
                 continue
             missing = self._missing(batch, self.position)
+            sent = consumer.sent.message_count(batch.offset)
             takes_part = consumer.takes_rows  # its client takes single messages only
+            takes_part |= sent is not None and sent != batch.messages  # rows were merged since
             if consumer.ranges and missing:
                 in_ranges = within(batch.offset, slots_of(batch), missing, consumer.ranges)
                 takes_part |= in_ranges != missing
@@ -203,8 +205,9 @@ class ActiveDispatcher(Dispatcher):
 
     async def _send_rows(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> bool:
         """Send rows of Spark, neighbouring rows as one batch, or each row alone to a client that
-        takes no batches. False if the consumer may get no more rows now."""
-        rewinds, parts = self._rewinds, missing
+        takes no batches. An id names no more rows than it named before: otherwise a client would
+        acknowledge rows that it does not have. False if the consumer may get no more rows now."""
+        rewinds, parts = self._rewinds, list(_as_sent(consumer, missing))
         if consumer.takes_rows:
             parts = [(row, row + 1) for lo, hi in missing for row in range(lo, hi)]
         for lo, hi in parts:
@@ -222,3 +225,13 @@ class ActiveDispatcher(Dispatcher):
             consumer.deliver(with_batch(consumer.messages.command(lo, ()), data), hi - lo)
             consumer.permits -= hi - lo
         return True
+
+
+def _as_sent(consumer: Consumer, ranges: Iterable[Range]) -> Iterator[Range]:
+    """The ranges, cut where batches that were sent to the consumer end."""
+    for lo, hi in ranges:
+        while lo < hi:
+            sent = consumer.sent.message_count(lo)
+            end = hi if sent is None else min(hi, lo + sent)
+            yield lo, end
+            lo = end

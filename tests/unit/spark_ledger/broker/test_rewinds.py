@@ -8,9 +8,16 @@ import pytest
 from spark_ledger.broker.dispatch import active_dispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.partition import Stored
-from spark_ledger.broker.wire.commands import SubscriptionType
+from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
 from tests.kit.pulsar_batches import chunked, whole_of
-from tests.unit.spark_ledger.broker.consumers import Batches, consumer_of, play, settle
+from tests.unit.spark_ledger.broker.consumers import (
+    LEDGER,
+    Batches,
+    consumer_of,
+    play,
+    settle,
+)
+from tests.unit.spark_ledger.broker.spark_rows import of_spark, partition_of
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
 
@@ -175,5 +182,28 @@ def test_a_consumer_that_is_not_active_and_asks_for_everything_again_changes_not
         await settle()
         assert offsets(other) == [0, 1]
         assert other.link.epochs == [7, 7]
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_sent_again", [False, True])
+@pytest.mark.parametrize("ack_type", AckType)
+def test_an_id_names_no_row_that_a_merge_put_behind_it_after_it_was_sent(is_sent_again, ack_type):
+    async def act(made):
+        partition = partition_of(of_spark(3))
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.dispatcher.flow(one, 3)
+        await settle()
+        partition.stored, partition.end = [of_spark(13)], 13
+        if is_sent_again:
+            one.dispatcher.redeliver(one, 1)
+        one.dispatcher.flow(one, 100)
+        await settle()
+        assert one.link.messages == [(0, []), *([(0, [])] if is_sent_again else []), (3, [])]
+        list(one.dispatcher.acknowledge(one, MessageId(ledgerId=LEDGER, entryId=0), ack_type))
+        assert one.dispatcher.acks.mark == 3
+        list(one.dispatcher.acknowledge(one, MessageId(ledgerId=LEDGER, entryId=3), ack_type))
+        assert one.dispatcher.acks.mark == 13
 
     play(act)
