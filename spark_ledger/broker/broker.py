@@ -230,9 +230,11 @@ class Broker:
 
     async def lookup(self, name: PartitionName | None, *, authoritative: bool) -> tuple[str, bool]:
         """The URL of the broker that has the partition, and whether that is this broker. A lookup
-        makes no topic. If the topic does not exist and clients may make it, or for a pattern (None:
-        each broker has all lists of topics), the URL is this broker's. Raises Refusal, errors of
-        the topic layer."""
+        makes no topic. If the topic does not exist and clients may make it, the URL is that of the
+        broker that will make and own it: this broker if another broker sent the client here
+        (`authoritative`), else the broker on which the name falls. For a pattern (None: each broker
+        has all lists of topics) the URL is this broker's. Raises Refusal, errors of the topic
+        layer."""
         if name is None:
             self._check_open()
             return self.ownership.url, True
@@ -246,7 +248,10 @@ class Broker:
             self._check_open()
             # this call raises if clients may not make the topic
             await self.catalog.partitions_when_made(name.topic, create=True)
-            return self.ownership.url, True
+            if authoritative:
+                return self.ownership.url, True
+            maker, url = await self.ownership.broker_for(name.topic.full)
+            return url, maker == self.id
         self._check_open()
         info, number, partitions = await self.catalog.find_partition(name, create=False)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
@@ -269,8 +274,11 @@ class Broker:
         info, number, partitions = await self.catalog.find_partition(name, create=create)
         topic = self._topics.kept(info.id)
         if topic is None or not topic.has(number):
-            # this broker made the topic now, or another broker's lookup sent the client here
-            owner = await self.ownership.choose(info.id, number, partitions, here=False)
+            # this broker made the topic now, or another broker's lookup sent the client here: a
+            # client for C++ that is refused would wait until its operation's time is over
+            owner = await self.ownership.choose(
+                info.id, number, partitions, here=False, first_here=True
+            )
             if owner.broker != self.id:
                 raise owned_elsewhere(info, number)
             topic = await self._opened(info)

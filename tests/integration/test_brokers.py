@@ -1,9 +1,11 @@
 """Several brokers, each a process: partitions of one topic spread, die with one and go on."""
 
+import json
 import re
 import signal
 import threading
 import time
+import urllib.request
 import uuid
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -186,6 +188,19 @@ def test_a_service_url_of_http_works_unchanged(stage):
             initial_position=pulsar.InitialPosition.Earliest,
         )
         assert len([pattern.receive(TIMEOUT_MS) for _ in range(41)]) == 41
+
+
+def test_a_consumer_that_makes_its_topic_gets_it_from_whichever_broker_it_asks(stage):
+    topics = [f"{stage.name}-new-{number}" for number in range(8)]
+    with connected(stage.first.url) as client:
+        for topic in topics:  # a client that is refused tries until its operation's time is over
+            client.subscribe(topic, "s")
+    lookups = f"{stage.first.admin_url}/lookup/v2/topic/persistent/public/default"
+    owners = set()
+    for topic in topics:
+        with urllib.request.urlopen(f"{lookups}/{topic}") as response:
+            owners.add(json.load(response)["brokerUrl"])
+    assert owners == {stage.first.url, stage.other.url}
 
 
 def test_topics_are_made_in_namespaces_that_are_there_as_these_say(stage):

@@ -190,12 +190,19 @@ class Ownership:
         return await self._put(topic_id, now.with_owner(to, others[to], [partition]))
 
     async def choose(
-        self, topic_id: str, partition: int = 0, partitions: int = 1, *, here: bool
+        self,
+        topic_id: str,
+        partition: int = 0,
+        partitions: int = 1,
+        *,
+        here: bool,
+        first_here: bool = False,
     ) -> Owner:
         """The owner to which clients of the partition are sent. A partition without a living owner
-        gets an owner: this broker if `here` (another broker has chosen this broker), else the
-        living broker on which the partition falls. A broker that takes a partition also takes the
-        topic's other partitions that fall on this broker and have no living owner."""
+        gets an owner: this broker if `here` (another broker has chosen this broker), or if
+        `first_here` and the partition has never had an owner, else the living broker on which the
+        partition falls. A broker that takes a partition also takes the topic's other partitions
+        that fall on this broker and have no living owner."""
         tries = Tries()
         while True:
             now = await self.owners(topic_id, fresh=True)
@@ -209,12 +216,19 @@ class Ownership:
                 del alive[owner.broker]
                 await self.membership.bury(owner.broker)
                 self.membership.has_buried = True
-            chosen = self.broker_id if here else self.falls_on(topic_id, partition, alive)
+            is_here = here or (first_here and owner is None)
+            chosen = self.broker_id if is_here else self.falls_on(topic_id, partition, alive)
             if chosen != self.broker_id:
                 return Owner(chosen, 0 if owner is None else owner.epoch, alive[chosen])
             vacant = self._vacant(topic_id, now, range(partitions), alive)
             await self._take(topic_id, now, [partition, *vacant])
             await tries.retry_or_raise(f"brokers took topic {topic_id} from each other again")
+
+    async def broker_for(self, name: str, partition: int = 0) -> tuple[str, str]:
+        """The id and the URL of the living broker on which a name's partition falls."""
+        others = await self.membership.others_alive()
+        chosen = self.falls_on(name, partition, others)
+        return chosen, others.get(chosen, self.url)
 
     def falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
         """The id of the broker on which the partition falls, among this one and the others."""

@@ -179,12 +179,6 @@ class NonPersistentTopics:
             name for topic, count in topics.items() for name in names_of_partitions(topic, count)
         ]
 
-    async def owner_of(self, topic: TopicName, number: int) -> tuple[str, str]:
-        """The id and the URL of the broker on which the partition falls."""
-        others = await self._ownership.membership.others_alive()
-        broker = self._ownership.falls_on(topic.full, number, others)
-        return broker, others.get(broker, self._ownership.url)
-
     async def owners_of(self, info: TopicInfo) -> list[str]:
         """The ids of the brokers on which the topic's partitions fall."""
         others, topic = await self._ownership.membership.others_alive(), info.name.full
@@ -197,7 +191,8 @@ class NonPersistentTopics:
         info = await self._found(name.topic)
         if info is None and name.partition is None:
             await self._catalog.partitions_when_made(name.topic, create=True)
-        broker, url = await self.owner_of(name.topic, number_of(name, info))
+        number = number_of(name, info)
+        broker, url = await self._ownership.broker_for(name.topic.full, number)
         return url, broker == self._ownership.broker_id
 
     async def partition(
@@ -211,7 +206,8 @@ class NonPersistentTopics:
             )
             info = await self.records.put(topic, partitions)
         number = number_of(name, info)
-        if (await self.owner_of(topic, number))[0] != self._ownership.broker_id:
+        broker, _ = await self._ownership.broker_for(topic.full, number)
+        if broker != self._ownership.broker_id:
             raise owned_elsewhere(info, number)
         served = self.open.get(topic)
         if served is not None and served.info.id != info.id:  # it was deleted and made anew

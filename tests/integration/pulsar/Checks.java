@@ -79,8 +79,8 @@ public class Checks extends Calls {
         CHECKS.put(name, check);
     }
 
-    /** A check that fails is tried once more: a broker that stood still for longer than its session
-     * gives consumers their messages again, which most checks do not expect. */
+    /** A check that fails is tried once more: where the client's own threads wait for a processor,
+     * an acknowledgement may be sent behind the close of its consumer, for instance. */
     static boolean passes(String name, Check check, String topic) {
         try {
             check.run(topic);
@@ -210,7 +210,8 @@ public class Checks extends Calls {
         });
         check("a Failover consumer goes on where the one before it stopped", topic -> {
             send(topic, "a", "b", "c", "d");
-            Consumer<byte[]> first = consumer(topic, "s").subscriptionType(SubscriptionType.Failover).consumerName("1").subscribe();
+            Consumer<byte[]> first = consumer(topic, "s").subscriptionType(SubscriptionType.Failover).consumerName("1")
+                    .isAckReceiptEnabled(true).subscribe();
             BlockingQueue<String> active = new LinkedBlockingQueue<>();
             Consumer<byte[]> next = consumer(topic, "s").subscriptionType(SubscriptionType.Failover).consumerName("2")
                     .consumerEventListener(new Listener(active)).subscribe();
@@ -317,7 +318,7 @@ public class Checks extends Calls {
             same(List.of("b", "c"), texts(take(consumer, 2)));
         });
         check("acknowledging cumulatively acknowledges all before", topic -> {
-            Consumer<byte[]> consumer = subscribe(topic, "s");
+            Consumer<byte[]> consumer = consumer(topic, "s").isAckReceiptEnabled(true).subscribe();
             send(topic, "a", "b", "c", "d");
             consumer.acknowledgeCumulative(take(consumer, 3).get(2));
             consumer.close();
@@ -325,7 +326,8 @@ public class Checks extends Calls {
         });
         check("messages of a batch are acknowledged one by one", topic -> {
             batch(topic, "0", "1", "2", "3", "4");
-            Consumer<byte[]> consumer = consumer(topic, "s").enableBatchIndexAcknowledgment(true).subscribe();
+            Consumer<byte[]> consumer = consumer(topic, "s").enableBatchIndexAcknowledgment(true)
+                    .isAckReceiptEnabled(true).subscribe();
             List<Message<byte[]>> found = take(consumer, 5);
             acked(consumer, List.of(found.get(1), found.get(3)));
             consumer.close();
@@ -338,11 +340,10 @@ public class Checks extends Calls {
             List<Message<byte[]>> found = take(consumer, 3);
             consumer.acknowledge(List.of(found.get(0).getMessageId(), found.get(2).getMessageId()));
             asked("PUT", path(topic) + "/unload", "");
-            consumer.close();
-            Consumer<byte[]> next = shared(topic).subscribe();
-            same(List.of("b"), texts(take(next, 1)));
+            // it is not closed now: a client closes the connection of all its consumers if one is closed while it subscribes again
+            same(List.of("b"), texts(take(consumer, 1)));
             send(topic, "end");
-            same(List.of("end"), texts(take(next, 1)));
+            same(List.of("end"), texts(take(consumer, 1)));
         });
         check("what fails too often is a dead letter", topic -> {
             Consumer<byte[]> consumer = shared(topic).deadLetterPolicy(DeadLetterPolicy.builder().maxRedeliverCount(1)

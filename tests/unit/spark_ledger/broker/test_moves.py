@@ -324,32 +324,45 @@ def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_lo
     play(act, partitions=PARTITIONS)
 
 
-def test_a_lookup_makes_no_topic_and_answers_the_broker_that_was_asked():
+def test_a_lookup_makes_no_topic_and_names_the_broker_that_will_make_and_own_it():
     async def act(stage):
         brokers = Brokers(stage)
         a, b = await brokers.new("a"), await brokers.new("b")
         made_there = set()
         for i in range(8):
             name = names.parse(f"new-{i}")
+            lookups = []
             for asked in (a, b):
                 assert await asked.catalog.partitions_of(name, create=True) == 0
                 url, here = await asked.lookup(name, authoritative=False)
-                assert (url, here) == (asked.ownership.url, True)
+                assert here == (url == asked.ownership.url)
+                lookups.append(url)
+            assert lookups[0] == lookups[1]
             assert await stage.client.topics.find(name.topic.full) is None
             with pytest.raises(Refusal) as refused:
                 await a.partition(name, create=False)
             assert refused.value.code is ServerError.TOPIC_NOT_FOUND
-            try:
-                topic, _ = await a.partition(name)
-                made_there.add("a")
-                assert topic.info.name == name.topic
-            except Refusal as elsewhere:  # made, and it falls on the other
-                assert elsewhere.code is ServerError.SERVICE_NOT_READY
-                url, _ = await a.lookup(name, authoritative=False)
-                assert url == b.ownership.url
-                await b.partition(name)
-                made_there.add("b")
+            maker, other = (a, b) if lookups[0] == a.ownership.url else (b, a)
+            assert await maker.lookup(name, authoritative=True) == (lookups[0], True)
+            topic, _ = await maker.partition(name)  # another broker is never named now
+            assert topic.info.name == name.topic
+            assert await other.lookup(name, authoritative=False) == (lookups[0], False)
+            made_there.add(maker.id)
         assert made_there == {"a", "b"}
+        await a.close()
+        await b.close()
+
+    play(act)
+
+
+def test_a_broker_that_makes_a_topic_owns_it_wherever_the_lookup_pointed():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        for i in range(8):
+            await a.partition(names.parse(f"new-{i}"))
+            url, here = await b.lookup(names.parse(f"new-{i}"), authoritative=False)
+            assert (url, here) == (a.ownership.url, False)
         await a.close()
         await b.close()
 
