@@ -523,7 +523,7 @@ class Topics:
         """The new topic, None if another topic has the name."""
         bits = self._rng.getrandbits(128)
         topic_id = str(uuid.UUID(int=bits, version=4))
-        created = TopicInfo(topic_id, topic, record.partitions, record.policies)
+        created = TopicInfo(topic_id, topic, record.partitions, record.policies, record.properties)
         operations: builtins.list[Operation] = [
             Create(topic.path, records.encode_topic_pointer(created.id)),
             Create(paths.topic(created.id), records.encode_topic(record)),
@@ -533,7 +533,8 @@ class Topics:
         for _ in range(TRIES_MAX):
             try:
                 await multi_unless_held(self.store, operations)
-                return created
+                node = await read(self.store, paths.topic(topic_id))  # for the store's time
+                return created if node is None else replace(created, created_ms=node.created_ms)
             except MultiFailed as failed:
                 if not isinstance(failed.cause, NoNode):
                     break
@@ -544,7 +545,7 @@ class Topics:
                 if await read(self.store, topic.path) is not None:
                     break
         current = await self._find(topic)
-        return created if current is not None and current.id == created.id else None
+        return current if current is not None and current.id == created.id else None
 
     async def _ensure_namespace(self, topic: TopicName, makes: bool) -> None:
         path, name = _namespace_of(topic), f"{topic.tenant}/{topic.namespace}"

@@ -5,7 +5,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import ANY_VERSION, NoNode
+from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.policies import INHERIT, NamespacePolicies, TopicPolicies
 from spark_ledger.topic.log.topics import read_policies
@@ -25,6 +25,27 @@ def test_a_topic_is_opened_and_listed_as_it_was_made():
         ]
         assert (made.partitions, made.policies) == (7, policies)
         assert [name.short for name in await other.topics.names()] == ["persistent://a/b/c", "t"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_answer_lost", [False, True])
+def test_a_topic_has_its_time_and_its_properties_from_the_moment_it_is_made(is_answer_lost):
+    async def act(stage):
+        store, topics = stage.client.store, stage.client.topics
+        multi = store.multi
+
+        async def losing_the_answer(operations):
+            store.multi = multi
+            await multi(operations)
+            raise OutcomeUnknown("the answer was lost")
+
+        if is_answer_lost:
+            store.multi = losing_the_answer
+        made = await topics.create("x", properties={"team": "blue"})
+        found = await topics.open("x")
+        assert made.created_ms == found.created_ms > 0
+        assert made.properties == found.properties == {"team": "blue"}
 
     play(act)
 
