@@ -74,7 +74,7 @@ class BookieDirectory:
         self._metadata = metadata
         self._refresh_s = refresh_s
         self._infos_by_path: dict[str, BookieInfo | None] = {}  # by path, read longest ago first
-        self._watch_numbers: dict[str, int] = {}
+        self._watches: dict[str, Callable[[], None]] = {}  # the current one, by folder
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._last_infos: Registrations = {}  # id, address and rack, as last registered
@@ -243,6 +243,7 @@ class BookieDirectory:
                 continue
             try:
                 if fired:
+                    self._watches.clear()
                     await self._look(
                         lambda others, has_new_or_gone: [] if has_new_or_gone else others
                     )
@@ -266,15 +267,15 @@ class BookieDirectory:
         return await self._metadata.children(folder, watch)
 
     def _watch(self, folder: str) -> Callable[[], None]:
-        """A watch for the listing that is made now. Watches of earlier listings are ignored: this
-        one shows what they would report."""
-        number = self._watch_numbers[folder] = self._watch_numbers.get(folder, 0) + 1
+        """The watch for the listing that is made now: the last one, unless a watch fired since, so
+        that watches which do not fire do not add up. Earlier watches are ignored: this one shows
+        what they would report."""
 
         def fired() -> None:
-            if self._watch_numbers[folder] == number:
+            if self._watches.get(folder) is fired:
                 self._has_changed.set()
 
-        return fired
+        return self._watches.setdefault(folder, fired)
 
     async def _read(self, path: str, bookie_id: str) -> BookieInfo | None:
         """One registration; None if it is gone or damaged."""

@@ -44,7 +44,7 @@ from tests.simulation.loop import running
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
 
-_Watches = dict[str, list[tuple[Watcher, Context]]]
+_Watches = dict[str, dict[Watcher, Context]]
 """By path: the watchers, each with the context (process) in which it is called."""
 EPOCH_MS = 1_700_000_000_000  # what the store's clock shows when simulated time is 0
 
@@ -561,7 +561,7 @@ class SimSession:
         waiting = watches.pop(path, None)
         if waiting:
             loop = asyncio.get_running_loop()
-            for watcher, context in waiting:
+            for watcher, context in waiting.items():
                 loop.call_soon(watcher, context=context)
 
     def _delay(self) -> float:
@@ -571,9 +571,7 @@ class SimSession:
 
 def _add_watch(watches: _Watches, path: str, watch: Watcher, context: Context) -> None:
     """As ZooKeeper's clients do: the same watcher set twice on one path is one watch."""
-    waiting = watches.setdefault(path, [])
-    if all(known != watch for known, _ in waiting):
-        waiting.append((watch, context))
+    watches.setdefault(path, {}).setdefault(watch, context)
 
 
 def _now() -> float:

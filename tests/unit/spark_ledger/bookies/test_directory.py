@@ -123,6 +123,40 @@ async def test_a_change_whose_watch_was_missed_is_seen_at_the_next_refresh():
     await directory.close()
 
 
+class Watched:
+    """A session that keeps the watches that it was given, by path."""
+
+    def __init__(self, session):
+        self._session = session
+        self.watches = {}
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    async def children(self, path, watch=None):
+        self.watches.setdefault(path, set()).add(watch)
+        return await self._session.children(path, watch)
+
+
+@simulated
+async def test_looks_while_nothing_changes_set_the_same_watch_again_and_it_still_fires():
+    store, admin = await a_store("a")
+    session = Watched(store.session("client"))
+    directory = BookieDirectory(session, 30.0)
+    await directory.start()
+
+    await asyncio.sleep(30 * 100)
+    assert {path: len(watches) for path, watches in session.watches.items()} == {
+        HERE: 1,
+        READONLY: 1,
+    }
+
+    await admin.create(f"{HERE}/b", registration("b:1"))
+    await asyncio.sleep(1)
+    assert ids(directory.writable()) == ["a", "b"]
+    await directory.close()
+
+
 class Counting:
     """A session that tells which registrations were read."""
 
