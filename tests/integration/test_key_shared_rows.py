@@ -12,6 +12,7 @@ from tests.integration.pulsar_clients import TIMEOUT_MS, connected, write
 
 KEYS = [f"key {i}" for i in range(24)]
 SOON_MS = 300
+POLL_MS = 5
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +36,28 @@ def written(topics, name, rows):
 
 
 def received(consumers, count):
-    """What each consumer gets until so many messages came, acknowledged. They come without a break
-    of a minute, at whatever rate the machine has."""
+    """What each consumer gets until so many messages came, and soon after that, acknowledged. They
+    come without a break of a minute, at whatever rate the machine has. A consumer without messages
+    is left at once: the others, whose queues hold 300 messages, are full meanwhile."""
     messages, came, until_s = [[] for _ in consumers], 0, time.monotonic() + TIMEOUT_MS / 1000
     while came < count:
         assert time.monotonic() < until_s, f"{came} of {count}"
         for consumer, of_consumer in zip(consumers, messages, strict=True):
-            of_consumer += drained(consumer)
+            of_consumer += drained(consumer, POLL_MS)
         before, came = came, len({m.data() for got in messages for m in got})
         if came > before:
             until_s = time.monotonic() + TIMEOUT_MS / 1000
+    for consumer, of_consumer in zip(consumers, messages, strict=True):
+        of_consumer += drained(consumer)
     return messages
 
 
-def drained(consumer):
+def drained(consumer, wait_ms=SOON_MS):
+    """What comes without a break of so many milliseconds, acknowledged."""
     messages = []
     while True:
         try:
-            messages.append(consumer.receive(SOON_MS))
+            messages.append(consumer.receive(wait_ms))
         except pulsar.Timeout:
             return messages
         consumer.acknowledge(messages[-1])
