@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from bookie_server.api.settings import DEFAULT_SERVICE_URL
 from spark_ledger.config import SERVICE_URL_VARIABLE, resolve_service_url
@@ -35,11 +36,34 @@ UrlOption = Annotated[
     ),
 ]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 FAILED = 1
+
+
+class Command(TyperCommand):
+    """A command that refuses a negative number by what is wrong with it; typer takes the number for
+    an unknown option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None) or ""
+            if not option[1:].isdecimal():
+                raise
+            word = next((word for word in words if word.startswith(option)), option)
+            raise BadConfig(
+                f"'{word}' is not an option, and a number must not be negative here",
+                "Give a number from 0 on; before a text that begins with '-', give --.",
+            ) from None
 
 
 class App(typer.Typer):
     """A typer application that prints an error of this package as one line."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        return super().command(name, cls=Command, **settings)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         try:

@@ -189,15 +189,13 @@ def skip(
 def expire(
     topic: Topic,
     name: Name,
-    age: Annotated[str, typer.Argument(help="Messages older than this: 90m, 12h, 7d, 30s.")],
+    age: Annotated[str, typer.Argument(help="Messages older than this: 30s, 90m, 12h or 7d.")],
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
     """Move a subscription past messages older than this age, never back. Connected consumers are
     sent away, and come back."""
-    age_ms = units.parse(age, units.MS)
-    if age_ms is None:
-        raise BadConfig(f"'{age}' is not an age", f"Give a number with {', '.join(units.MS)}.")
+    age_ms = _age_of(age)
 
     async def work(client: "TopicClient") -> dict[int, int]:
         from spark_ledger.metadata.store_calls import store_now_ms
@@ -207,6 +205,23 @@ def expire(
         return await (await _moves(client, topic)).expire(name, CommittedSince(before_ms))
 
     _print_positions(topic, name, with_topics(service_url, work), json)
+
+
+def _age_of(text: str) -> int:
+    """The age in milliseconds. Raises errors.BadConfig, also for a number without a unit: whether
+    it is in seconds, as with Pulsar's admin API, would be a guess."""
+    age_ms = None if text.strip().isdecimal() else units.parse(text, units.MS)
+    if age_ms is None:
+        raise BadConfig(
+            f"'{text}' is not an age with a unit",
+            f"Give a number with {', '.join(units.MS)}, e.g. 3600s or 1h.",
+        )
+    if age_ms == 0:
+        raise BadConfig(
+            f"every message is older than '{text}'",
+            "To pass all messages, use `spark-ledger subscription clear TOPIC NAME`.",
+        )
+    return age_ms
 
 
 @app.command()

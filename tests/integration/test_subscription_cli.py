@@ -67,7 +67,7 @@ def test_a_subscription_is_skipped_cleared_reset_and_peeked_at(cli):
     assert cli("subscription", "skip", *where, 2)["offsets"] == {"0": 2}
     assert cli("subscription", "expire", *where, "1d")["offsets"] == {}
     assert "does not move" in succeeds("subscription", "expire", *where, "1d", *url)
-    assert cli("subscription", "expire", *where, "0s")["offsets"] == {"0": 4}
+    assert cli("subscription", "expire", *where, "1ms")["offsets"] == {"0": 4}
     assert cli("subscription", "reset", *where)["offsets"] == {"0": 0}
     assert cli("subscription", "reset", *where, "--to-offset", "0=1")["offsets"] == {"0": 1}
     assert cli("subscription", "clear", *where)["offsets"] == {"0": 4}
