@@ -4,8 +4,9 @@ Always true: a broker judges only its own partitions, by the policies that the t
 expired message counts as acknowledged, and so does a message that an eviction passes over; the
 positions of queries' subscriptions are never moved. While a partition is over a quota that holds or
 refuses producers, it takes no producer: the producers that it had are sent away, and are refused
-when they come back. A quota is judged every `look_s`, and whenever a producer comes. A broker
-notices a new quota within POLICIES_S. If a partition or subscription cannot be read, the broker
+when they come back. A quota is judged every `look_s`, and whenever a producer comes. The records of
+the topic and its namespace are watched, so that a broker notices new policies within SPREAD_S; if a
+watch is lost, within POLICIES_S. If a partition or subscription cannot be read, the broker
 logs that and judges the others. In that partition or subscription no message expires, and the last
 judgement of the quota stays.
 """
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.async_tasks import SharedReads
+from spark_ledger.async_tasks import SharedReads, woken
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.broker.owner.owned_partition import OwnedPartition
@@ -41,6 +42,9 @@ from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
 
 POLICIES_S = 300.0
 """How often the policies of a topic without a quota and without expiry are read again."""
+SPREAD_S = 10.0
+"""A broker reads changed policies at a random moment within this time, as the change may be one of
+the namespace of thousands of topics."""
 FRESH_S = 1.0
 """A producer that comes within this time after a judgement is admitted or refused by it."""
 LOG_EVERY_S = 60.0
@@ -79,6 +83,8 @@ class Backlogs:
         self._commits = commits
         self.look_s = DEFAULTS.backlog_look_s
         self._policies = topic.info.policies
+        self._policies_changed = asyncio.Event()
+        self._policies_changed.set()  # no watch is set yet
         self._refusals: dict[int, Refusal] = {}
         self._looked_s = float("-inf")
         self._logged_s: dict[str, float] = {}
@@ -88,13 +94,18 @@ class Backlogs:
         self._looks = SharedReads[None, None](lambda _: self.look())
 
     async def go_on(self) -> None:
-        """Until this task is cancelled, judge the backlogs every `look_s` if the policies have a
-        quota or expiry."""
+        """Until this task is cancelled, judge the backlogs when the policies change, and every
+        `look_s` if the policies have a quota or expiry."""
+        within_s = POLICIES_S
         while True:
-            is_limited = has_quota(self._policies) or self._policies.message_ttl_ms is not None
-            await asyncio.sleep(self.look_s if is_limited else POLICIES_S)
+            if await woken(self._policies_changed, within_s):
+                await asyncio.sleep(self._commits.client.rng.uniform(0, SPREAD_S))
+            self._policies_changed.clear()
+            within_s = self.look_s
             try:
                 await self.look()
+                is_limited = has_quota(self._policies) or self._policies.message_ttl_ms is not None
+                within_s = self.look_s if is_limited else POLICIES_S
             except _FAILURES as error:
                 _log.warning("backlogs of topic %s are judged later: %s", self._name, error)
             except Exception:
@@ -114,7 +125,10 @@ class Backlogs:
         """Judge the backlogs now. Raises errors.LedgerError, StoreError, Refusal."""
         async with self._looking:
             client = self._commits.client
-            self._policies = (await read_policies(client.store, self._topic.info.id)).policies
+            checked = await read_policies(
+                client.store, self._topic.info.id, watch=self._policies_changed.set
+            )
+            self._policies = checked.policies
             if self._policies.message_ttl_ms is not None:
                 await self._expire(self._policies.message_ttl_ms)
             await self._judge()

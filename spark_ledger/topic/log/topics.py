@@ -111,16 +111,19 @@ class CheckedPolicies:
     checks: tuple[Check, ...]
 
 
-async def read_policies(store: MetadataStore, topic_id: str) -> CheckedPolicies:
-    """Raises StoreUnavailable, errors.TopicNotFound, errors.UnsupportedFormat."""
-    node = await read(store, paths.topic(topic_id))
+async def read_policies(
+    store: MetadataStore, topic_id: str, watch: Watcher | None = None
+) -> CheckedPolicies:
+    """`watch` is set on the records of the topic and its namespace. Raises StoreUnavailable,
+    errors.TopicNotFound, errors.UnsupportedFormat."""
+    node = await read(store, paths.topic(topic_id), watch)
     if node is None:
         raise errors.TopicNotFound(f"there is no topic with id {topic_id}", topic_id=topic_id)
     record = records.decode_topic(node.value)
     check = Check(paths.topic(topic_id), node.version)
     path = _namespace_of(parse_topic(record.name))
     inherits = record.own != POLICY_NAMES
-    namespace_node = await read(store, path) if inherits else None
+    namespace_node = await read(store, path, watch) if inherits else None
     checks = (check,) if namespace_node is None else (check, Check(path, namespace_node.version))
     return CheckedPolicies(_effective_policies(record, namespace_node), checks)
 

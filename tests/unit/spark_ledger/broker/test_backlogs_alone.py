@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.log.partition import Partition
-from spark_ledger.broker.owner.backlogs import LOG_EVERY_S
+from spark_ledger.broker.owner.backlogs import LOG_EVERY_S, SPREAD_S
 from spark_ledger.broker.store_contact import StoreClock
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.ledger.client import LedgerStore
@@ -133,5 +133,35 @@ def test_a_partition_whose_end_cannot_be_read_any_more_keeps_the_last_judgement(
         await topic.backlogs.look()
         with pytest.raises(Refusal, match="partition 0"):
             await topic.backlogs.check(0)
+
+    play(act)
+
+
+@pytest.mark.parametrize("of_namespace", [False, True])
+def test_an_idle_topic_notices_a_time_to_live_within_a_minute_and_reads_nothing_meanwhile(
+    monkeypatch, clock, of_namespace
+):
+    async def act(stage):
+        topics, store = stage.client.topics, stage.client.store
+        topic = await owned(stage)
+        await asyncio.sleep(60)
+        reads, get = [], type(store).get
+
+        async def counted_get(self, path, watch=None):
+            reads.append(path)
+            return await get(self, path, watch)
+
+        monkeypatch.setattr(type(store), "get", counted_get)
+        await asyncio.sleep(60)
+        assert paths.topic(stage.topic.id) not in reads
+        clock.ms += 2 * TTL_MS
+        change = {"message_ttl_ms": TTL_MS}
+        if of_namespace:
+            await topics.set_namespace("public/default", change)
+        else:
+            await topics.change_policies("t", change)
+        await asyncio.sleep(SPREAD_S + 1)
+        assert await positions(stage) == {0: 2}
+        assert not topic.is_ended
 
     play(act)
