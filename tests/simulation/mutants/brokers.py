@@ -9,7 +9,6 @@ from typing import Any
 
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
-from spark_ledger.broker.dispatch.dispatcher import Dispatcher
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.log import ownership, topic_commits
 from spark_ledger.broker.log.holds import SegmentHold
@@ -24,6 +23,7 @@ from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.opening import Openings
 from spark_ledger.broker.produce.step import WriterState
 from spark_ledger.broker.wire.commands import AccessMode
+from spark_ledger.topic.acks import partition_acks
 from spark_ledger.topic.acks.partition_acks import PartitionAcks
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent, seal_action
@@ -234,15 +234,11 @@ def never_asks_who_owns(check: Any) -> Any:
     return asked
 
 
-def moves_past_what_is_not_acknowledged(moved: Any) -> Any:
-    def past(self: Any) -> None:
-        acks = self.acks
-        durable = acks.durable
-        acks.durable = min(acks.mark + 1, self.partition.end)
-        moved(self)
-        acks.durable = durable
-
-    return past
+def writes_past_what_is_not_acknowledged(record: Any) -> Any:
+    """The position of each write of changes is one past the first message to be sent."""
+    return lambda key, epoch, position, rows, replaces: record(
+        *(key, epoch, position + 1, rows, replaces)
+    )
 
 
 def acknowledges_all_before(add: Any) -> Any:
@@ -468,8 +464,8 @@ EVERY = (
         *(never_asks_who_owns, SERVES),
     ),
     Mutant(
-        *("cursor past what is not acknowledged", "hazard 38", Dispatcher, "save_position"),
-        *(moves_past_what_is_not_acknowledged, SERVES),
+        *("cursor past what is not acknowledged", "hazard 38", partition_acks, "AckRecord"),
+        *(writes_past_what_is_not_acknowledged, SERVES),
     ),
     Mutant(
         *("one acknowledged with all before it", "broker", Acks, "add"),
