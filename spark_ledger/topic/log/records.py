@@ -495,10 +495,11 @@ def readable(what: str, node: Versioned | None, decode: Callable[[bytes], T]) ->
     try:
         return None if node is None else decode(node.value)
     except errors.UnsupportedFormat as error:
-        _log_unreadable(what, str(error)[:200])
+        log_unreadable(what, str(error)[:200])
         return None
 
 
 @lru_cache(maxsize=UNREADABLE_KEPT)
-def _log_unreadable(what: str, error: str) -> None:
+def log_unreadable(what: str, error: str) -> None:
+    """Logs this once."""
     _log.warning("%s cannot be read, and is left out: %s", what, error)

@@ -40,6 +40,7 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
 from spark_ledger.topic.acks.entries import AckKey, AckState
 from spark_ledger.topic.acks.nodes import States, Succession
 from spark_ledger.topic.log.names import escape, unescape
+from spark_ledger.topic.log.records import log_unreadable, readable
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.records import (
     Mark,
@@ -215,13 +216,17 @@ class SubscriptionNodes:
 
     async def marks(self, name: str) -> list[Mark]:
         """The marks in the order in which they were made; empty if the subscription is being
-        deleted."""
+        deleted. A mark that cannot be read has no position, so that all rows are held."""
         marks = []
-        for number in map(int, await names_in(self.store, self._marks(name))):
-            node = await read(self.store, self._marks(name, number))
+        for child in await names_in(self.store, self._marks(name)):
+            path = f"{self._marks(name)}/{child}"
+            if not child.isdecimal():
+                log_unreadable(path, "a mark's name is a number")
+                continue
+            node = await read(self.store, path)
             if node is not None:
-                positions = subscription_records.decode_mark(node.value)
-                marks.append(Mark(number, node.created_ms, positions))
+                positions = readable(path, node, subscription_records.decode_mark)
+                marks.append(Mark(int(child), node.created_ms, positions or {}))
         return marks
 
     async def create(
@@ -258,11 +263,11 @@ class SubscriptionNodes:
     async def delete(self, subscription: SubscriptionView, *others: Operation) -> bool:
         """Removes the subscription with its marks. False: the record or a share has changed
         since, or one of `others` failed. Raises OutcomeUnknown if the subscription may be gone."""
-        numbers = [mark.number for mark in await self.marks(subscription.name)]
+        folder = self._marks(subscription.name)
         operations: list[Operation] = [
             *self.without_shares(subscription),
-            *(Delete(self._marks(subscription.name, number), ANY_VERSION) for number in numbers),
-            Delete(self._marks(subscription.name), ANY_VERSION),
+            *(Delete(f"{folder}/{m}", ANY_VERSION) for m in await names_in(self.store, folder)),
+            Delete(folder, ANY_VERSION),
             Delete(self.path(subscription.name), subscription.version),
             self.touch(),
         ]

@@ -9,6 +9,8 @@ run that makes its intent again must find the ended intent (hazard 11). A block 
 any intent, is removed when it is older than KEPT_MS and no ledger with one of its ids has a record:
 no process uses ids of such an old block (intents.IDS_KEPT_S).
 
+An intent or a block that cannot be read stays, and is logged.
+
 A pass looks at INTENTS_PER_PASS intents, and the next pass at the following intents. A round over
 all intents begins once in ROUND_S at most.
 """
@@ -84,7 +86,9 @@ class IntentExpiry:
         node = await read(self.store, paths.intent(intent_id))
         if node is None:
             return ExpiryResult()
-        record = records.decode_intent(node.value)
+        record = records.readable(f"intent {intent_id}", node, records.decode_intent)
+        if record is None:
+            return ExpiryResult()
         names, removed_blocks = await names_in(self.store, paths.intent_blocks(intent_id)), 0
         for name in names:
             removed_blocks += await self._remove_block(
@@ -103,7 +107,9 @@ class IntentExpiry:
             return 1
         if node.created_ms + KEPT_MS > now_ms:
             return 0
-        block = records.decode_block(node.value)
+        block = records.readable(path, node, records.decode_block)
+        if block is None:
+            return 0
         for ledger_id in range(block.first, block.first + block.count):
             if await read(self.store, paths.ledger(ledger_id)) is not None:
                 return 0

@@ -7,7 +7,9 @@ decides *after these steps* that they may go. Every commit checks its intent in 
 the commit or the janitor loses (hazard 4). Under an open intent a checkpoint may be published at
 any time. So a multi that deletes a ledger of an open intent checks that no checkpoint was published
 since the fold. A listing that fails ends the pass, and no further ledger is deleted. A ledger that
-cannot be closed is kept and reported, and so are the ledgers of a topic that cannot be read. Two
+cannot be closed is kept and reported, and so are the ledgers of a topic that cannot be read. An
+intent, a block of ledger ids, or a ledger's record that cannot be read is logged and left out: its
+ledgers are neither closed nor deleted, and no tree is removed, since its topic is unknown. Two
 janitors may run at the same time.
 
 The multi that publishes a checkpoint sets the topic's checkpoint node and checks the records of the
@@ -127,6 +129,7 @@ class Janitor:
         self._ended_intents: dict[str, Intent] = {}
         self._sightings: dict[str, Sighting] = {}
         self._silent_since_s: float | None = None
+        self._has_unreadable = False  # whether this pass has met an intent that cannot be read
         self._session = 0
         self._sessions_lost = 0  # after each loss the store may be an older copy
         self._sessions_lost_before = 0  # the number when the pass began
@@ -140,10 +143,11 @@ class Janitor:
         """One pass. `condemn` names intents that count as stale at once. With `force` the pass may
         delete more than a tenth of all ledgers as never referred to.
 
-        Raises errors.Unavailable, and errors.UnsupportedFormat for records of a later version.
+        Raises errors.Unavailable.
         """
         with unavailable_while("cleaning"):
             self._sessions_lost_before = self._sessions_lost
+            self._has_unreadable = False
             await self._check_cluster()
             # read before the ledgers of these topics are listed
             without_tree = await self._references.without_tree()
@@ -211,11 +215,15 @@ class Janitor:
         return intents
 
     async def _intent(self, intent_id: str) -> Intent | None:
-        """The intent; None if it was removed meanwhile."""
+        """The intent; None if it was removed meanwhile, or cannot be read."""
         node = await read(self.store, paths.intent(intent_id))
         if node is None:
             return None
-        return Intent(intent_id, records.decode_intent(node.value), node.version)
+        record = records.readable(f"intent {intent_id}", node, records.decode_intent)
+        if record is None:
+            self._has_unreadable = True
+            return None
+        return Intent(intent_id, record, node.version)
 
     async def _silence(self, intents: Sequence[Intent], condemn: Sequence[str]) -> garbage.Silence:
         """The open intents to condemn in this pass."""
@@ -228,13 +236,16 @@ class Janitor:
         now_s = asyncio.get_running_loop().time()
         silence = garbage.judge(len(open_ids), silent, self._silent_since_s, now_s, self._lease_s)
         self._silent_since_s = silence.since_s
-        self._sightings = {intent: self._sightings[intent] for intent in open_ids}
+        self._sightings = {id_: at for id_, at in self._sightings.items() if id_ in open_ids}
         stale = [intent for intent in open_ids if intent in condemn or intent in silence.condemn]
         return replace(silence, condemn=tuple(stale))
 
     async def _is_silent(self, intent: Intent) -> bool:
         """Whether this janitor has seen the intent's heartbeat stand still for a lease."""
-        node = await self.store.get(paths.intent_heartbeat(intent.id))
+        node = await read(self.store, paths.intent_heartbeat(intent.id))
+        if node is None:
+            records.log_unreadable(f"the heartbeat of intent {intent.id}", "there is no such node")
+            return False
         now_s = asyncio.get_running_loop().time()
         sighting = self._sightings.get(intent.id)
         if sighting is None or not sighting.matches(node.version, self._session):
@@ -299,6 +310,8 @@ class Janitor:
         before = a_pass.ledgers[ledger_id]
         ledger = await self._inventory.read(ledger_id, before.intent)
         a_pass.ledgers[ledger_id] = ledger or replace(before, closed=True, stuck=False)
+        if ledger_id in self._inventory.unreadable:
+            del a_pass.ledgers[ledger_id]
 
     async def _recover(self, ledger_id: int) -> str:
         """Closes the ledger; returns why the ledger could not be closed, or an empty text."""
@@ -326,10 +339,12 @@ class Janitor:
         self._inventory.learn(ledger for ledger in closed if ledger.closed_in)
 
     async def _committed_in(self, intent: Intent) -> int:
-        node = await look_up(self.store, paths.txn(escape(intent.app_id), escape(intent.target)))
-        if node is None or records.decode_txn(node.value).version == records.NO_VERSION:
-            return 0
-        return node.set_in
+        path = paths.txn(escape(intent.app_id), escape(intent.target))
+        node = await look_up(self.store, path)
+        txn = records.readable(path, node, records.decode_txn)
+        return (
+            0 if node is None or txn is None or txn.version == records.NO_VERSION else node.set_in
+        )
 
     # -- deleting -----------------------------------------------------------------------------
 
@@ -404,12 +419,12 @@ class Janitor:
         records the topic's deletion."""
         topics_with_ledgers = {ledger.topic for ledger in a_pass.ledgers.values()}
         removed = []
-        for topic_id, deleted_ms in a_pass.deleted.items():
+        is_all_read = not (self._has_unreadable or self._inventory.has_unreadable)
+        for topic_id, deleted_ms in a_pass.deleted.items() if is_all_read else ():
             if topic_id in topics_with_ledgers:
                 continue
-            policies = await self._references.policies(topic_id)
-            delay_ms = 0 if policies is None else policies.delete_delay_ms
-            if a_pass.now_ms < deleted_ms + delay_ms:
+            policies = await self._references.policies(topic_id) or TopicPolicies()
+            if a_pass.now_ms < deleted_ms + policies.delete_delay_ms:
                 continue
             self._check_session()
             if topic_id not in a_pass.without_tree:

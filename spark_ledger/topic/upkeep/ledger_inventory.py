@@ -22,7 +22,7 @@ from functools import partial
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import RecordState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.metadata.store_calls import (
     Tries,
@@ -67,22 +67,31 @@ class _EndedIntent:
 @dataclass(slots=True)
 class LedgerInventory:
     """The inventory of one janitor. `closed` are remembered CLOSED ledgers, whose records do not
-    change. `recovering` are the ledgers that were in recovery at the last `look`, `of_open_intents`
+    change. `unreadable` are the ledgers whose records could not be read in this pass. `recovering`
+    are the ledgers that were in recovery at the last `look`, `of_open_intents`
     the ledgers that open intents had then."""
 
     store: MetadataStore
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
+    unreadable: dict[int, None] = field(default_factory=dict)
     recovering: dict[int, None] = field(default_factory=dict)
     of_open_intents: dict[int, None] = field(default_factory=dict)
     _ended_intents: dict[str, _EndedIntent] = field(default_factory=dict)
     _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    _has_unreadable_blocks: bool = False
+
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether the last `look` left out a ledger or a block that cannot be read."""
+        return bool(self.unreadable) or self._has_unreadable_blocks
 
     async def look(
         self, intents: Sequence[Intent], *, reread_ended: bool = False
     ) -> list[LedgerSeen]:
         """The ledgers of these intents, by intent and id. A ledger is `stuck` if it is in recovery
         now, and was in recovery at the last call. `reread_ended`: read all ids of ended intents
-        now. Raises StoreError, and errors.UnsupportedFormat for a record that cannot be read."""
+        now. Raises StoreError."""
+        self.unreadable, self._has_unreadable_blocks = {}, False
         if reread_ended:
             for ended in self._ended_intents.values():
                 ended.read_s = None
@@ -114,17 +123,15 @@ class LedgerInventory:
             self.closed.pop(ledger_id, None)
 
     async def read(self, ledger_id: int, intent_id: str) -> LedgerSeen | None:
-        """The ledger, `stuck` if it is in recovery; None if the ledger does not exist, or belongs
-        to another intent."""
+        """The ledger, `stuck` if it is in recovery; None if the ledger does not exist, belongs to
+        another intent, or is `unreadable` now."""
         node = await read(self.store, paths.ledger(ledger_id))
         if node is None:
             return None
-        try:
-            record = ledger_record.decode(node.value)
-        except ledger_record.BadLedgerRecord as damage:
-            raise errors.UnsupportedFormat(
-                f"the record of ledger {ledger_id}: {damage}"
-            ) from damage
+        record = records.readable(f"the record of ledger {ledger_id}", node, _decode_record)
+        if record is None:
+            self.unreadable[ledger_id] = None
+            return None
         if record.intent != intent_id:
             return None
         recovering = record.state is RecordState.IN_RECOVERY
@@ -139,12 +146,16 @@ class LedgerInventory:
             return await self._ledgers_of_open(intent)
         ended = self._ended_intents.get(intent.id)
         if ended is None:
-            ended = self._ended_intents[intent.id] = _EndedIntent(await self._block_ids(intent.id))
+            blocks = await self._ids_by_block(intent.id)
+            ended = _EndedIntent(tuple(i for ids in blocks for i in ids or ()))
+            if None not in blocks:
+                self._ended_intents[intent.id] = ended
         now_s = asyncio.get_running_loop().time()
         is_due = ended.read_s is None or now_s - ended.read_s >= REREAD_ENDED_S
         absent = () if is_due else ended.absent
         ledgers = await self._read_all([i for i in ended.ids if i not in absent], intent.id)
         existing_ids = {ledger.id for ledger in ledgers}
+        existing_ids.update(self.unreadable)
         ended.absent = tuple(i for i in ended.ids if i not in existing_ids)
         ended.read_s = now_s if is_due else ended.read_s
         return ledgers
@@ -157,33 +168,39 @@ class LedgerInventory:
         new = [name for name in names if name not in before]
         block_ids = await call_each(lambda name: self._block(f"{path}/{name}"), new)
         new_blocks = dict(zip(new, block_ids, strict=True))
-        blocks = {name: before[name] if name in before else new_blocks[name] for name in names}
+        ids_by_name = {
+            **before,
+            **{name: ids for name, ids in new_blocks.items() if ids is not None},
+        }
+        blocks = {name: ids_by_name[name] for name in names if name in ids_by_name}
         ledgers = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
-        existing_ids = {ledger.id: None for ledger in ledgers}
+        existing_ids = {**self.unreadable, **{ledger.id: None for ledger in ledgers}}
         self._blocks[intent.id] = {
             name: [i for i in ids if i in existing_ids or i not in self.of_open_intents]
             for name, ids in blocks.items()
         }
         return ledgers
 
-    async def _block(self, path: str) -> list[int]:
-        """The block's ids; empty if the block was removed meanwhile."""
+    async def _block(self, path: str) -> list[int] | None:
+        """The block's ids; empty if the block was removed meanwhile; None if it cannot be read."""
         node = await read(self.store, path)
         if node is None:
             return []
-        block = records.decode_block(node.value)
+        block = records.readable(path, node, records.decode_block)
+        if block is None:
+            self._has_unreadable_blocks = True
+            return None
         return list(range(block.first, block.first + block.count))
 
-    async def _block_ids(self, intent_id: str) -> tuple[int, ...]:
+    async def _ids_by_block(self, intent_id: str) -> list[list[int] | None]:
         path = paths.intent_blocks(intent_id)
         try:
             names = await self.store.children(path)
         except NoNode:
             if await look_up(self.store, paths.intent(intent_id)) is not None:
                 raise  # the listing failed
-            return ()  # the intent was removed meanwhile
-        blocks = await call_each(lambda name: self._block(f"{path}/{name}"), names)
-        return tuple(i for ids in blocks for i in ids)
+            return []  # the intent was removed meanwhile
+        return await call_each(lambda name: self._block(f"{path}/{name}"), names)
 
     async def _read_all(self, ids: Iterable[int], intent_id: str) -> list[LedgerSeen]:
         by_id = {ledger_id: self.closed.get(ledger_id) for ledger_id in ids}
@@ -191,6 +208,13 @@ class LedgerInventory:
         ledgers = await call_each(lambda ledger_id: self.read(ledger_id, intent_id), unread)
         by_id.update(zip(unread, ledgers, strict=True))
         return [seen for seen in by_id.values() if seen is not None]
+
+
+def _decode_record(value: bytes) -> LedgerRecord:
+    try:
+        return ledger_record.decode(value)
+    except ledger_record.BadLedgerRecord as damage:
+        raise errors.UnsupportedFormat(str(damage)) from damage
 
 
 @dataclass(frozen=True, slots=True)

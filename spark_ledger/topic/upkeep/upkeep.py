@@ -3,10 +3,10 @@ that expire, checkpoints long logs, deletes garbage, removes old intents, merges
 elected process in a cluster does the upkeep. The election only saves work: every step is guarded,
 so two processes may do the upkeep at once.
 
-Always true: a failure for one topic is reported and does not hinder the other topics. The janitor
-works after retention, so that it sees the ledgers that retention dropped. Intents are removed after
-the janitor's pass, because the janitor finds ledgers by intents. Merging comes last, because it may
-take long.
+Always true: a failure for one topic is reported, and hinders neither the other topics nor the other
+work for this topic. The janitor works after retention, so that it sees the ledgers that retention
+dropped. Intents are removed after the janitor's pass, because the janitor finds ledgers by intents.
+Merging comes last, because it may take long.
 
 Merging: a pass copies about `pass_bytes` at most, one topic after the other, `bytes_per_s` on
 average. The next pass begins after the last topic of this pass. A topic whose policy `merging` is
@@ -289,24 +289,32 @@ class Upkeep:
         problems = {name: str(error) for name, error in unreadable.items()}
         heads: list[TopicHead] = []
 
+        async def trim(info: TopicInfo) -> None:
+            trim_result = await self._retain(info, now_ms, dry_run)
+            if trim_result.starts:
+                trimmed[info.name.short] = trim_result
+
+        async def expire(info: TopicInfo) -> None:
+            await expire_subscriptions(self._client, info, now_ms)
+            await self._client.ack_copies(info.id).expire(now_ms)
+
+        async def shorten(info: TopicInfo) -> None:
+            node = await self._client.store.get(paths.topic_head(info.id))
+            head = TopicHead(info, records.decode_head(node.value).next)
+            heads.append(head)
+            if await self._checkpoint_if_long(head):
+                checkpointed.append(info.name.short)
+
         async def maintain(info: TopicInfo) -> None:
             name = info.name.short
-            try:
-                trim_result = await self._retain(info, now_ms, dry_run)
-                if trim_result.starts:
-                    trimmed[name] = trim_result
-                if not dry_run:
-                    await expire_subscriptions(self._client, info, now_ms)
-                    await self._client.ack_copies(info.id).expire(now_ms)
-                    head = await self._client.store.get(paths.topic_head(info.id))
-                    heads.append(TopicHead(info, records.decode_head(head.value).next))
-                    if await self._checkpoint_if_long(heads[-1]):
-                        checkpointed.append(name)
-            except (errors.LedgerError, StoreError) as error:
-                problems[name] = str(error)
-            except Exception as error:
-                _log.exception("the upkeep of topic %s ended: a defect", name)
-                problems[name] = repr(error)
+            for work in (trim,) if dry_run else (trim, expire, shorten):
+                try:
+                    await work(info)
+                except (errors.LedgerError, StoreError) as error:
+                    problems.setdefault(name, str(error))
+                except Exception as error:
+                    _log.exception("the upkeep of topic %s: a defect", name)
+                    problems.setdefault(name, repr(error))
 
         await call_each(maintain, topics, TOPICS_AT_ONCE)
         clean = await self._janitor.clean(dry_run=dry_run, force=force)

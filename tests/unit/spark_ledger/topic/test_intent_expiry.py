@@ -6,10 +6,10 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import MultiFailed, OutcomeUnknown
+from spark_ledger.metadata.store import ANY_VERSION, MultiFailed, OutcomeUnknown
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.commit.commit import CommitKind
-from spark_ledger.topic.log import intents
+from spark_ledger.topic.log import intents, records
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.log.intents import IDS_PER_BLOCK
 from spark_ledger.topic.log.names import escape
@@ -27,6 +27,7 @@ def kept_for_minutes(monkeypatch):
     monkeypatch.setattr(intent_expiry, "KEPT_MS", KEPT_S * 1000)
     monkeypatch.setattr(intent_expiry, "ROUND_S", ROUND_S)
     monkeypatch.setattr(intents, "IDS_KEPT_S", KEPT_S / 2)
+    records.log_unreadable.cache_clear()
 
 
 async def removed(stage, expiry=None):
@@ -44,9 +45,9 @@ def txn_of(intent):
     return paths.txn(escape(intent.app_id), escape(intent.target))
 
 
-async def batch(stage, *rows, random=True, inline=True):
+async def batch(stage, *rows, app="app", random=True, inline=True):
     """A batch write that is done."""
-    intent = await stage.client.intents.open_batch_intent("app", "r", "t", random=random)
+    intent = await stage.client.intents.open_batch_intent(app, "r", "t", random=random)
     written = await stage.written(intent, rows, inline=inline)
     await stage.commit(intent, 0, written, finish_intent=True)
     await stage.client.cache.close()
@@ -65,6 +66,23 @@ def test_a_random_app_id_goes_with_its_intent_when_both_are_old():
         assert not stage.world.store.peek_children(paths.INTENTS)
         assert not there(stage, txn_of(intent).rpartition("/")[0])
         assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+@pytest.mark.parametrize("what", ["intent", "block"])
+def test_what_cannot_be_read_of_one_intent_stays_and_stops_no_other(what, caplog):
+    async def act(stage):
+        bad, _ = await batch(stage, b"a", app="bad", inline=False)
+        await batch(stage, b"b")
+        blocks = paths.intent_blocks(bad.id)
+        (name,) = stage.world.store.peek_children(blocks)
+        path = paths.intent(bad.id) if what == "intent" else f"{blocks}/{name}"
+        await stage.client.store.set(path, b"{", ANY_VERSION)
+        await asyncio.sleep(KEPT_S)
+        assert await removed(stage) == ExpiryResult(1, 0)
+        assert there(stage, path)
+        assert bad.id in caplog.text
 
     play(act)
 
