@@ -485,7 +485,10 @@ class ColumnTypeMismatch(LedgerError):
 
 class SubscriptionNotFound(LedgerError):
     error_class, sql_state = "LEDGER_SUBSCRIPTION.NOT_FOUND", "42704"
-    remedy = "Correct the name, or create it: a query with option subscription does at its start."
+    remedy = (
+        "Correct the name, or create it with `spark-ledger subscription create TOPIC NAME`; a query"
+        " with option subscription creates it at its start."
+    )
 
 
 class SubscriptionExists(LedgerError):

@@ -67,10 +67,15 @@ def print_stats(stats: dict[str, Any], json: bool) -> None:
     print_facts(facts)
     columns = ("SUBSCRIPTION", "TYPE", "CONSUMERS", "BACKLOG", "UNACKED", "REDELIVERED", "DELAYED")
     rows = [
-        (name, subscription["type"], len(subscription["consumers"]), *counts_of(subscription))
+        (name, type_of(subscription), len(subscription["consumers"]), *counts_of(subscription))
         for name, subscription in sorted(stats["subscriptions"].items())
     ]
     print_table(columns, rows, "no subscriptions")
+
+
+def type_of(subscription: dict[str, Any]) -> str:
+    """The type of its consumers; "-" without consumers."""
+    return "-" if subscription["type"] == "None" else str(subscription["type"])
 
 
 def counts_of(subscription: dict[str, Any]) -> tuple[int, ...]:

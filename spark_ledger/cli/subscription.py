@@ -21,7 +21,7 @@ from spark_ledger.cli.common import (
     with_topics,
 )
 from spark_ledger.cli.rows import print_row, rows_from
-from spark_ledger.cli.stats import counts_of, stats_by_partition, stats_of
+from spark_ledger.cli.stats import counts_of, stats_by_partition, stats_of, type_of
 from spark_ledger.errors import BadConfig, LedgerError
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def list_subscriptions(
     """Every subscription of a topic, and its position. A broker adds what only the owners of the
     partitions have in memory: the type and number of the consumers, and the numbers of messages
     that are sent and not acknowledged, sent again, or delayed. Without a broker the command shows
-    the age of the position in the metadata store instead: a newer position may be in a ledger."""
+    the age of the position in the metadata store instead: a newer position may be in a ledger. KIND
+    is - until a query or consumers use the subscription, TYPE is - without consumers."""
     unreadable: dict[str, LedgerError] = {}
 
     async def listed(client: "TopicClient") -> "_Listed":
@@ -94,18 +95,7 @@ def list_subscriptions(
         tell_unreadable("subscription", unreadable)
         return
     columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS", "AGE", *IN_MEMORY)
-    rows = [
-        (
-            info.name,
-            info.kind.value,
-            "yes" if info.live else "no",
-            info.query_id,
-            _offsets(info.positions),
-            "-" if info.name in stats else f"{_age_ms(info, now_ms) // 1000}s",
-            *_in_memory(stats.get(info.name)),
-        )
-        for info in subscriptions
-    ]
+    rows = [_row_of(info, stats.get(info.name), now_ms) for info in subscriptions]
     print_table(columns, rows, "no subscriptions")
     tell_unreadable("subscription", unreadable)
 
@@ -346,6 +336,22 @@ def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: 
     facts = {"topic": topic, "subscription": name, "offsets": by_partition(positions)}
     stands = f"is at {_offsets(positions)}" if positions else "does not move"
     answer(json, facts, f"subscription {name} of topic {topic} {stands}")
+
+
+def _row_of(
+    info: "SubscriptionInfo", stats: "dict[str, Any] | None", now_ms: int
+) -> tuple[object, ...]:
+    is_of_consumers = info.kind.value == "consumer"
+    is_used = is_of_consumers or info.query_id
+    return (
+        info.name,
+        info.kind.value if is_used else "-",
+        "yes" if info.live else "no",
+        "" if is_of_consumers else info.query_id,
+        _offsets(info.positions),
+        "-" if stats is not None else f"{_age_ms(info, now_ms) // 1000}s",
+        *(_in_memory(stats) if stats is None else (type_of(stats), *_in_memory(stats)[1:])),
+    )
 
 
 IN_MEMORY = ("TYPE", "CONSUMERS", "UNACKED", "REDELIVERED", "DELAYED", "PAUSED")

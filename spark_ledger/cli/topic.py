@@ -137,7 +137,11 @@ def set_policies(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Change a topic's policies: retention, delete delay, quorums and rolling of new ledgers."""
+    """Change a topic's policies, and print them all. Among them are retention, expiry of messages
+    (message_ttl_ms), quotas (backlog_bytes_max, backlog_ms_max, on_backlog), limits (names with
+    _max), rates (publish_rate, dispatch_rate), quorums and rolling of new ledgers; `topic describe`
+    lists every name with its value. A number without a unit has the unit in the policy's name: _ms
+    are milliseconds, _s are seconds."""
     from spark_ledger.topic.log.policies import ACKNOWLEDGED
 
     changes = parse_policies(policy)

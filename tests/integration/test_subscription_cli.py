@@ -37,8 +37,8 @@ def test_a_subscription_is_made_moved_listed_and_deleted(cli):
     (listed,) = cli("subscription", "list", "cli-sub")
     assert (listed["subscription"], listed["in_use"]) == ("mine", False)
     assert listed["offsets"] == {"0": 2}
-    told = succeeds("subscription", "list", "cli-sub", "--service-url", cli.url)
-    assert "mine" in told and "0=2" in told
+    row = succeeds("subscription", "list", "cli-sub", "--service-url", cli.url).splitlines()[1]
+    assert row.split()[:4] == ["mine", "-", "no", "0=2"] and "None" not in row
 
     cli("subscription", "delete", "cli-sub", "mine", "--yes")
     assert cli("subscription", "list", "cli-sub") == []
@@ -53,7 +53,8 @@ def test_what_is_no_place_and_what_is_not_there_are_refused(cli):
     assert "PARTITION=OFFSET" in fails(*where, "--to-offset", "0", *url)
     twice = ("--to-offset", "0=1", "--to-offset", "0=2")
     assert "name a partition twice" in fails(*where, *twice, *url)
-    assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in fails(*where, "--to", "latest", *url)
+    absent = fails(*where, "--to", "latest", *url)
+    assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in absent and "subscription create" in absent
 
 
 def test_a_subscription_is_skipped_cleared_reset_and_peeked_at(cli):
@@ -92,7 +93,11 @@ def test_what_is_in_memory_of_brokers_is_listed_and_consumers_are_moved(cli, clu
         return [subscription[column] for column in ("type", "consumers", "unacked", "delayed")]
 
     assert eventually(lambda: listed() == ["Exclusive", 1, 2, 0] or listed()[2] == 3)
-    assert "Exclusive" in succeeds("subscription", "list", name, "--service-url", cli.url)
+    row = succeeds("subscription", "list", name, "--service-url", cli.url).splitlines()[1]
+    assert row.split()[:6] == ["s", "consumer", "yes", "0=0", "-", "Exclusive"]
+    url = ("--service-url", cli.url)
+    refusal = fails("subscription", "seek", name, "s", "--to", "earliest", *url)
+    assert "`clear`" in refusal and "force=true" in refusal and "killed" not in refusal
     stats = cli("topic", "stats", name)
     assert stats["subscriptions"]["s"]["msgBacklog"] == 4
     shown = succeeds("topic", "stats", name, "--service-url", cli.url)

@@ -47,7 +47,6 @@ _OF_TOPIC = {
     **dict.fromkeys(("nonContiguousDeletedMessagesRanges", "waitingPublishers"), 0),
     **dict.fromkeys(("nonContiguousDeletedMessagesRangesSerializedSize",), 0),
     **dict.fromkeys(("delayedMessageIndexSizeInBytes",), 0),
-    "oldestBacklogMessageAgeSeconds": -1,
 }
 """The numbers of Pulsar's JSON that are not measured here. They are there because programs expect
 them."""
@@ -181,9 +180,11 @@ def partition_stats(
     size: PartitionSize,
     publishers: list[dict[str, Any]],
     subscriptions: dict[str, dict[str, Any]],
+    now_ms: int,
 ) -> dict[str, Any]:
     """`firstOffset` and `endOffset` are fields that Pulsar's JSON lacks."""
     since = (sub["earliestMsgPublishTimeInBacklog"] for sub in subscriptions.values())
+    since_ms = min(filter(None, since), default=0)
     return {
         **_OF_TOPIC,
         "bytesInCounter": size.bytes,
@@ -193,7 +194,8 @@ def partition_stats(
         "backlogSize": max((sub["backlogSize"] for sub in subscriptions.values()), default=0),
         "backlogQuotaLimitSize": info.policies.backlog_bytes_max or -1,
         "backlogQuotaLimitTime": (info.policies.backlog_ms_max or -1000) // 1000,
-        "earliestMsgPublishTimeInBacklogs": min(filter(None, since), default=0),
+        "earliestMsgPublishTimeInBacklogs": since_ms,
+        "oldestBacklogMessageAgeSeconds": (now_ms - since_ms) // 1000 if since_ms else -1,
         "msgChunkPublished": False,
         "firstOffset": size.start,
         "endOffset": size.end,
@@ -212,7 +214,7 @@ SUMMED = (
     *("msgRateExpired", "msgBacklog", "msgBacklogNoDelayed", "backlogSize", "msgDelayed"),
     *("unackedMessages", "redeliveredMessages", "storageSize", "bytesInCounter", "msgInCounter"),
 )
-LATEST = ("lastPublishTimeStamp", "lastConsumedFlowTimestamp")
+LATEST = (*("lastPublishTimeStamp", "lastConsumedFlowTimestamp", "oldestBacklogMessageAgeSeconds"),)
 EARLIEST = ("earliestMsgPublishTimeInBacklog", "earliestMsgPublishTimeInBacklogs")
 
 

@@ -221,18 +221,19 @@ async def _stats_of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
     state = await broker.client.log(info.id).fold(fresh=True)
     stats, _ = await _stats_from_owners(broker, info)
     others = [partition for partition in state.partitions if partition.number not in stats]
+    now_ms = broker.clock.now_ms()
     if others:
         durable = await _durable_subscriptions(broker, info)
         live_ends = await _live_ends(broker, state, others)
         for partition in others:
             live = live_ends.get(partition.number, EMPTY_END)
             end = partition.end_offset + live.rows
-            sizes = _Sizes(partition, live, end, broker.clock.now_ms())
+            sizes = _Sizes(partition, live, end, now_ms)
             subscriptions = {
                 name: _stats_from_records(sizes, subscription)
                 for name, subscription in durable.items()
             }
-            stats[partition.number] = partition_stats(info, sizes.whole, [], subscriptions)
+            stats[partition.number] = partition_stats(info, sizes.whole, [], subscriptions, now_ms)
     return dict(sorted(stats.items()))
 
 
@@ -321,7 +322,7 @@ def _stats_of_owned(
             properties = NO_PROPERTIES if info is None else info.properties
             subscriptions[name] = _stats_of_used(sizes, subscription, partition.number, properties)
     publishers = [publisher_stats(producer) for producer in partition.producers]
-    return partition_stats(topic.info, sizes.whole, publishers, subscriptions)
+    return partition_stats(topic.info, sizes.whole, publishers, subscriptions, now_ms)
 
 
 def _stats_of_used(

@@ -358,7 +358,7 @@ def _least_value(name: str) -> int:
 
 
 def _allowed_values(name: str) -> str:
-    or_none = f", or None {NONE_MEANINGS[name]}" if name in NONE_MEANINGS else ""
+    or_none = f", or none {NONE_MEANINGS[name]}" if name in NONE_MEANINGS else ""
     return f"a number from {_least_value(name)} on{or_none}"
 
 

@@ -503,6 +503,9 @@ class Subscriptions:
         if subscription.shares and await self._has_consumers(topic_id, subscription):
             raise errors.SubscriptionBusy(
                 f"subscription '{subscription.name}' is used by consumers of a broker",
+                "Stop the consumers, or choose another name. Under consumers `spark-ledger"
+                " subscription reset` or `clear` moves the subscription, and `delete --force` (by"
+                " HTTP: force=true) deletes it.",
                 subscription=subscription.name,
             )
 

@@ -251,6 +251,9 @@ def test_statistics_leave_out_what_is_not_asked_for(monkeypatch):
         _, whole = await ask("GET", f"{P}/stats")
         assert len(whole["publishers"]) == 1 and whole["msgInCounter"] == 5
         assert whole["subscriptions"]["s"]["earliestMsgPublishTimeInBacklog"] == 0
+        assert whole["oldestBacklogMessageAgeSeconds"] >= 0
+        _, joined = await ask("GET", f"{T}/t/partitioned-stats")
+        assert joined["oldestBacklogMessageAgeSeconds"] >= 0
         assert whole["lastPublishTimeStamp"] >= whole["topicCreationTimeStamp"] > 0
         _, timed = await ask("GET", f"{P}/stats?getEarliestTimeInBacklog=true")
         assert timed["subscriptions"]["s"]["earliestMsgPublishTimeInBacklog"] > 0

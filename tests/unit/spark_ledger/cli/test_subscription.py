@@ -44,3 +44,9 @@ def test_an_unknown_option_stays_an_unknown_option():
     result = CliRunner().invoke(app, ["subscription", "skip", "T", "s", "1", "-x"])
     assert result.exit_code == 2
     assert "No such option: -x" in result.output
+
+
+def test_the_help_of_topic_set_names_expiry_quotas_limits_and_rates():
+    text = CliRunner().invoke(app, ["topic", "set", "--help"]).output
+    for name in ("message_ttl_ms", "backlog_bytes_max", "publish_rate", "_max", "topic describe"):
+        assert name in text
