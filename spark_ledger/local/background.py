@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shlex import quote
+from urllib.parse import urlsplit
 
 from spark_ledger import net
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable, counted
@@ -33,14 +34,16 @@ START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A cluster that is up: its process, its service URL, the folder of its data, and its broker's
-    URLs for Pulsar's clients and for HTTP; "" without a broker."""
+    """A cluster that is up: its process, its service URL, the folder of its data, its broker's
+    URLs for Pulsar's clients and for HTTP, and the file of the broker's other settings; "" without
+    a broker, or without the file."""
 
     pid: int
     service_url: str
     data_dir: str
     broker_url: str = ""
     admin_url: str = ""
+    broker_config: str = ""
 
 
 def up(
@@ -140,11 +143,64 @@ def down(data_dir: Path) -> None:
 
 
 def _already_up_error(data_dir: Path) -> BadConfig:
-    return BadConfig(
+    """The error names the parts of the cluster that have died, and what starts them again."""
+    what, down = (
         f"a cluster is up already in {data_dir}",
-        f"Use it, or end it with `spark-ledger down --data-dir {quote(str(data_dir))}`: its data"
-        " stay, and the next `up` starts all its processes again.",
+        f"--data-dir {shlex.quote(str(data_dir))}",
     )
+    end = f"end it with `spark-ledger down {down}`: its data stay, and the next `up` starts all its"
+    try:
+        cluster = find(data_dir)
+    except LedgerError:  # it starts or stops
+        return BadConfig(what, f"Use it, or {end} processes again.")
+    bookies = [
+        f"bookie {number}"
+        for number in range(count_of_bookies(data_dir))
+        if not _is_used(data_dir / "bookies" / str(number))
+    ]
+    zookeeper = [] if _is_served(cluster.service_url) else ["ZooKeeper"]
+    if zookeeper or bookies:
+        broker = [] if _is_served(cluster.broker_url) else ["broker"]
+        dead = ", ".join([*zookeeper, *bookies, *broker])
+        return BadConfig(
+            f"{what}, and parts of it have died: {dead}", f"To start them, {end} processes again."
+        )
+    if not _is_served(cluster.broker_url):
+        return BadConfig(
+            f"{what}, and its broker has died",
+            f"Start the broker with `{_broker_command(cluster)}`, or {end} processes again.",
+        )
+    return BadConfig(what, f"Use it, or {end} processes again.")
+
+
+def _broker_command(cluster: Background) -> str:
+    """The command that starts the cluster's broker again."""
+    options = ["--service-url", cluster.service_url]
+    for flag, url in (("--broker-port", cluster.broker_url), ("--admin-port", cluster.admin_url)):
+        options += [flag, str(urlsplit(url).port)]
+    if cluster.broker_config:
+        options += ["--config", cluster.broker_config]
+    return f"spark-ledger broker start {shlex.join(options)}"
+
+
+def _is_served(url: str) -> bool:
+    """Whether a process listens at the URL, or there is no URL."""
+    place = urlsplit(url)
+    return place.hostname is None or not net.is_free(place.hostname, place.port or 0)
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether a bookie runs on this folder: the process has locked a file in each directory."""
+    for path in folder.glob("*/*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
+    return False
 
 
 def _nothing_up_error(data_dir: Path) -> BadConfig:
@@ -190,7 +246,8 @@ def main() -> None:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             broker = cluster.broker
             urls = ("", "") if broker is None else (broker.url, broker.admin_url)
-            background = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
+            config = arguments.get("broker_config", "")
+            background = Background(os.getpid(), cluster.service_url, str(data_dir), *urls, config)
             new_state = state.with_suffix(".new")
             new_state.write_text(json.dumps(asdict(background)), encoding="utf-8")
             new_state.replace(state)  # in one step, so that no reader sees half of the file

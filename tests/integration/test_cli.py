@@ -4,6 +4,7 @@ anew where the environment is part of the test, and is a fork with all imports e
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -84,6 +85,37 @@ def test_where_there_is_no_cluster_a_list_is_an_error_and_not_empty(
 def test_what_is_up_already_is_said_with_the_remedy(up):
     ports = ("--port", free_port(), "--broker-port", free_port(), "--admin-port", free_port())
     assert "up already" in fails("up", "--data-dir", up[0], *ports)
+
+
+def test_parts_of_a_cluster_that_have_died_are_named_with_what_starts_them(tmp_path: Path):
+    folder = tmp_path / "c"
+    ports = {"--port": free_port(), "--broker-port": free_port(), "--admin-port": free_port()}
+    options = [word for pair in ports.items() for word in pair] + ["--data-dir", folder]
+    cluster = json.loads(succeeds("up", *options, "--json"))
+    try:
+        assert "died" not in fails("up", *options)
+        processes = {
+            pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            for pid in descendants(cluster["pid"])
+        }
+
+        def kill(*words: str) -> None:
+            pid = min(pid for pid, line in processes.items() if {*words} <= {*line})
+            os.kill(pid, signal.SIGKILL)
+            del processes[pid]
+
+        kill("broker", "start")
+        command = f"broker start --service-url {cluster['service_url']}"
+        assert eventually(lambda: "its broker has died" in fails("up", *options))
+        refusal = fails("up", *options)
+        assert command in refusal and f"--broker-port {ports['--broker-port']}" in refusal
+        assert f"--admin-port {ports['--admin-port']}" in refusal
+        kill("bookie_server")
+        died = re.compile(r"have died: bookie \d, broker")
+        assert eventually(lambda: died.search(fails("up", *options)))
+        assert "spark-ledger down" in fails("up", *options)
+    finally:
+        succeeds("down", "--data-dir", folder)
 
 
 def test_a_taken_port_is_named(up, tmp_path: Path):
