@@ -39,6 +39,12 @@ Name = Annotated[str, typer.Argument(help="The subscription.")]
 To = Annotated[
     str | None, typer.Option("--to", help="earliest, latest, or a time: ISO 8601 or ms.")
 ]
+ToOrHere = Annotated[
+    str | None,
+    typer.Option(
+        "--to", help="earliest, latest, here (where it is now), or a time: ISO 8601 or ms."
+    ),
+]
 ToOffset = Annotated[
     list[str] | None, typer.Option(help="PARTITION=OFFSET. Repeat the option for each partition.")
 ]
@@ -120,7 +126,7 @@ def create(
 def seek(
     topic: Topic,
     name: Name,
-    to: To = None,
+    to: ToOrHere = None,
     to_offset: ToOffset = None,
     force: Force = False,
     json: JsonOption = False,

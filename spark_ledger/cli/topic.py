@@ -529,7 +529,7 @@ def change(
     the namespace if it does not exist. NAME=inherit: the namespace no longer sets this policy."""
     changes = parse_policies(policy or [])
     _print_namespace(
-        with_topics(service_url, lambda t: t.topics.set_namespace(name, changes)), json
+        with_topics(service_url, lambda t: _admin(t).set_namespace(name, changes)), json
     )
 
 

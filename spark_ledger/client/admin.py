@@ -141,7 +141,7 @@ class Admin:
         auto_create and auto_create_partitions. The namespace is made if it does not exist.
 
         Durable on return: all of the changes, in one write. Raises errors.BadConfig."""
-        return self._run(self._client.topics.set_namespace(namespace, changes))
+        return self._run(self._topics.set_namespace(namespace, changes))
 
     def truncate(self, topic: str, *, force: bool = False) -> TrimResult:
         """Remove all committed rows; the next row gets the next offset. Durable on return, and

@@ -9,7 +9,9 @@ from spark_ledger.broker.admin import non_persistent
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.policies import ANONYMOUS, check_clusters, from_pulsar
+from spark_ledger.broker.admin.policy_verbs import enough_bookies
 from spark_ledger.metadata.store_calls import call_each
+from spark_ledger.topic.log.policies import NamespacePolicies
 from spark_ledger.topic.log.records import TenantRecord
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
@@ -82,6 +84,8 @@ async def namespaces_of_tenant(call: Call) -> Any:
 
 async def create_namespace(call: Call) -> None:
     policies = from_pulsar(call.json(), call.cluster)
+    with enough_bookies():
+        await TopicAdmin(call.client).check_namespace(call.namespace, NamespacePolicies(), policies)
     await call.namespaces.create(call.namespace, policies)
 
 

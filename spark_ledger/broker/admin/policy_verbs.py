@@ -5,6 +5,7 @@ that is set on a topic counts before the same policy of its namespace.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
@@ -60,6 +61,10 @@ class Level(Protocol):
     async def change(self, call: Call, changes: Values) -> None:
         """Raises HttpRefusal, errors of the topic layer."""
 
+    async def change_by(self, call: Call, changes_of: Callable[[Values, Values], Values]) -> None:
+        """As `change`; `changes_of` makes the changes of the policies that count there when they
+        are written, and of those that are set there."""
+
     def shown(self, policy: PulsarPolicy, values: Values) -> Any:
         """The JSON for the policy."""
 
@@ -78,13 +83,16 @@ class _Namespaces:
     async def values(self, call: Call) -> Values:
         await _check_namespace(call)
         stored = await call.client.topics.namespace(call.namespace) or NamespacePolicies()
+        return self._values_of(stored)
+
+    present = values
+
+    def _values_of(self, stored: NamespacePolicies) -> Values:
         own = {name: getattr(stored, name) for name in NAMESPACE_NAMES}
         return {
             **stored.topics,
             **{name: value for name, value in own.items() if value is not None},
         }
-
-    present = values
 
     async def change(self, call: Call, changes: Values) -> None:
         await _check_namespace(call)
@@ -94,7 +102,17 @@ class _Namespaces:
                 "topics that exist keep their retention=acknowledged or not: set 0 minutes and 0 MB"
                 " on each topic, or when the namespace is made",
             )
-        await call.client.topics.set_namespace(call.namespace, changes)
+        with enough_bookies():
+            await TopicAdmin(call.client).set_namespace(call.namespace, changes)
+
+    async def change_by(self, call: Call, changes_of: Callable[[Values, Values], Values]) -> None:
+        await _check_namespace(call)
+
+        def changes(stored: NamespacePolicies) -> Values:
+            values = self._values_of(stored)
+            return changes_of(values, values)
+
+        await call.client.topics.change_namespace(call.namespace, changes)
 
     def shown(self, policy: PulsarPolicy, values: Values) -> Any:
         return policy.of_namespace(values)
@@ -112,10 +130,7 @@ class _Topics:
         return values
 
     async def change(self, call: Call, changes: Values) -> None:
-        if call.is_on("isGlobal"):
-            raise refused(
-                HTTPStatus.NOT_IMPLEMENTED, "there is one cluster: leave isGlobal out, or false"
-            )
+        _check_not_global(call)
         name, most = (await call.existing_topic()).name.full, call.broker.message_bytes_max
         size = changes.get("message_bytes_max")
         if isinstance(size, int) and size > most:
@@ -126,10 +141,32 @@ class _Topics:
         if changes.get("retention") == INHERIT:  # a topic always has a retention of its own
             retention = (await call.client.topics.inherited_policies(name)).retention
             changes = {**changes, "retention": retention}
-        await TopicAdmin(call.client).change_policies(name, changes)
+        with enough_bookies():
+            await TopicAdmin(call.client).change_policies(name, changes)
+
+    async def change_by(self, call: Call, changes_of: Callable[[Values, Values], Values]) -> None:
+        _check_not_global(call)
+        name = (await call.existing_topic()).name.full
+        await call.client.topics.change_policies(name, changes_of)
 
     def shown(self, policy: PulsarPolicy, values: Values) -> Any:
         return policy.show(values)
+
+
+@contextmanager
+def enough_bookies() -> Iterator[None]:
+    """An ensemble of more bookies than the cluster has is a bad value: the status is Pulsar's."""
+    try:
+        yield
+    except errors.NotEnoughBookies as error:
+        raise refused(HTTPStatus.PRECONDITION_FAILED, str(error)) from error
+
+
+def _check_not_global(call: Call) -> None:
+    if call.is_on("isGlobal"):
+        raise refused(
+            HTTPStatus.NOT_IMPLEMENTED, "there is one cluster: leave isGlobal out, or false"
+        )
 
 
 NAMESPACES: Level = _Namespaces()
@@ -170,13 +207,14 @@ async def _quotas(level: Level, call: Call) -> Any:
 
 async def _set_quota(level: Level, call: Call) -> None:
     kind = call.request.query.get("backlogQuotaType") or STORAGE
-    present = await level.present(call)
-    await level.change(call, policies.backlog_quota(kind, call.json(), present))
+    await level.change_by(
+        call, lambda present, _: policies.backlog_quota(kind, call.json(), present)
+    )
 
 
 async def _unset_quota(level: Level, call: Call) -> None:
     kind = call.request.query.get("backlogQuotaType") or STORAGE
-    await level.change(call, policies.no_backlog_quota(kind, await level.values(call)))
+    await level.change_by(call, lambda _, own: policies.no_backlog_quota(kind, own))
 
 
 async def _not_set(level: Level, unset: Any, call: Call) -> Any:

@@ -12,7 +12,7 @@ import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -68,6 +68,8 @@ READ_AT_ONCE = 200
 PARTS_AT_ONCE = 2
 """While one part is decoded, the next part is read."""
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+Changes = Mapping[str, Any]
+ChangesOf = Callable[[Changes, Changes], Changes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,17 +386,20 @@ class Topics:
                     break
         return info
 
-    async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+    async def change_policies(self, name: str, changes: Changes | ChangesOf) -> TopicInfo:
         """Changes policies of the topic: `changes` has their new values by name (policies.py). The
         value INHERIT gives the topic its namespace's policy again. Ledgers made from now on follow
         the changes. A client that has the topic open uses the changes once it opens the topic
-        again.
+        again. A function makes them of the present policies, and of the topic's own.
 
         Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
         """
 
         def changed(record: TopicRecord, namespace: NamespacePolicies | None) -> TopicRecord:
-            values, own = with_own_changes(record.policies, record.own, namespace, changes)
+            present = asdict(effective_policies(record.policies, record.own, namespace))
+            own_values = {name: present[name] for name in record.own}
+            new = changes(present, own_values) if callable(changes) else changes
+            values, own = with_own_changes(record.policies, record.own, namespace, new)
             return replace(record, policies=values, own=own)
 
         return await self._change(await self.open(name), changed)

@@ -21,7 +21,14 @@ from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.holds import GRACE_MS
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, PARTITIONS_MAX, with_changes
+from spark_ledger.topic.log.policies import (
+    ENSEMBLE_SIZE,
+    INHERIT,
+    PARTITIONS_MAX,
+    NamespacePolicies,
+    TopicPolicies,
+    with_changes,
+)
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo, read_policies
 from spark_ledger.topic.subscription import seek_target
@@ -144,6 +151,24 @@ class TopicAdmin:
             if after.ensemble_size != before.ensemble_size:
                 await self._check_bookies(name, after.ensemble_size)
         return await self._client.topics.change_policies(name, changes)
+
+    async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
+        """See Topics.set_namespace. Raises errors.NotEnoughBookies as `create`."""
+        if changes.get(ENSEMBLE_SIZE, INHERIT) != INHERIT:
+            before = await self._client.topics.namespace(namespace) or NamespacePolicies()
+            after = before.with_changes(changes)
+            await self.check_namespace(namespace, before, after)
+        return await self._client.topics.set_namespace(namespace, changes)
+
+    async def check_namespace(
+        self, namespace: str, before: NamespacePolicies, after: NamespacePolicies
+    ) -> None:
+        """Raises errors.NotEnoughBookies if topics would get larger ensembles than the cluster has
+        bookies."""
+        sizes = [TopicPolicies(**present.topics).ensemble_size for present in (before, after)]
+        if sizes[0] != sizes[1]:
+            what = f"a ledger of namespace '{namespace}'"
+            await self._client.ledgers.check_registered(sizes[1], what)
 
     async def _check_bookies(self, name: str, ensemble_size: int) -> None:
         """Checks that enough bookies are registered; called only if a user chose the size."""

@@ -208,17 +208,18 @@ def _union_of_json(shape: ValueShape, value: Any) -> Any:
 
 
 def _decimal(shape: ValueShape, value: Any) -> Decimal:
+    shown = str(value)[:100]
     try:
         if isinstance(value, bool | float):
-            raise BadValue(f"{value} is no decimal")
+            raise BadValue(f"{shown} is no decimal")
         number = Decimal(value)
         digits = _EXACT.scaleb(number, shape.scale)
         if not digits.is_finite() or digits != _EXACT.to_integral_exact(digits):
-            raise BadValue(f"{value} has more than {shape.scale} digits after the point")
+            raise BadValue(f"{shown} has more than {shape.scale} digits after the point")
         if abs(digits) >= 10**shape.precision:
-            raise BadValue(f"{value} has more than {shape.precision} digits")
+            raise BadValue(f"{shown} has more than {shape.precision} digits")
     except (ArithmeticError, TypeError) as error:
-        raise BadValue(f"{str(value)[:100]} is no decimal: {error!r}") from None
+        raise BadValue(f"{shown} is no decimal: {error!r}"[:300]) from None
     return number
 
 

@@ -105,6 +105,7 @@ CASES = {
         [(persistence(2, 2, 1), (2, 2, 1)), (persistence(1, 1, 1, rate=10.0), (1, 1, 1))],
         [
             (persistence(1, 2, 2), 412),
+            (persistence(5, 2, 2), 412),  # there are four bookies
             (persistence(2, 2, 0), 412),
             (persistence(2, 2, 2, rate=-1), 412),
             (persistence(2, 2, 2, rate=0.5), 501),
@@ -493,6 +494,37 @@ def test_a_namespace_takes_no_more_partitions_of_topics_than_it_may_have():
         assert (await broker.client.topics.create("last", exist_ok=True)).name.name == "last"
         assert await ask("DELETE", f"{N}/maxTopicsPerNamespace") == (204, None)
         assert await ask("PUT", f"{topics}/new") == (204, None)
+
+    at_a_broker(act)
+
+
+@pytest.mark.parametrize("path", [N, T], ids=["namespace", "topic"])
+def test_of_two_who_change_quotas_at_once_each_sees_the_change_of_the_other(path):
+    age = f"{path}/backlogQuota?backlogQuotaType=message_age"
+    size = f"{path}/backlogQuota"
+    by_age = {"limitTime": 60, "policy": "producer_exception"}
+    by_size = {"limitSize": 5, "policy": "producer_request_hold"}
+
+    async def act(ask, broker, stage):
+        answers = await asyncio.gather(ask("POST", size, by_size), ask("POST", age, by_age))
+        assert sorted(status for status, _ in answers) == [204, 501], "both share one policy"
+        for kind in (size, age):
+            await ask("DELETE", kind)
+        assert await ask("POST", age, by_age) == (204, None)
+        same = by_size | {"policy": "producer_exception"}
+        await asyncio.gather(ask("DELETE", age), ask("POST", size, same))
+        (left,) = (await ask("GET", f"{path}/backlogQuotaMap"))[1].values()
+        assert left["policy"] == "producer_exception"
+
+    at_a_broker(act)
+
+
+def test_a_namespace_is_not_made_with_ensembles_of_more_bookies_than_there_are():
+    async def act(ask, broker, stage):
+        new = N.replace("default", "large")
+        status, body = await ask("PUT", new, {"persistence": persistence(5, 2, 2)})
+        assert status == 412 and "5 bookies, and 4 are registered" in body["reason"]
+        assert (await ask("GET", new))[0] == 404
 
     at_a_broker(act)
 

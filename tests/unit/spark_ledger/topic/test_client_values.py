@@ -443,6 +443,12 @@ def test_decimals_of_every_length_keep_their_digits(numbers):
     assert rows_of(reader_of(schema_of("JSON", plain)), text) == expected
 
 
+def test_the_reason_of_a_bad_decimal_shows_the_beginning_of_its_value():
+    reader = reader_of(schema_of("JSON", record(("x", DECIMAL))))
+    (why,) = reader.read(block_of([b'{"x":%s.001}' % (b"1" * 3000)])).bad.values()
+    assert len(why) < 500
+
+
 OUTSIDE = {
     "a decimal of too many digits": (DECIMAL, 10**6, b'{"x":10000.00}'),
     "a decimal after the point": (DECIMAL, None, b'{"x":1.001}'),
