@@ -264,7 +264,8 @@ def _of_json(part: ValuePart, values: pa.Array, fields: Fields, reasons: Reasons
         inner = read_together(values, part.shape.fields)
         if len(inner) == len(part.shape.fields):
             kind = raw_type(part.shape, of_json=True)
-            struct = pa.Array.from_buffers(kind, len(values), [None], children=[*inner.values()])
+            children = [inner[f.name] for f in part.shape.fields]
+            struct = pa.Array.from_buffers(kind, len(values), [None], children=children)
             columns = {part.column: struct}
     rest = tuple(field for field in fields if field.name not in columns)
     record = ValueShape("record", fields=rest)

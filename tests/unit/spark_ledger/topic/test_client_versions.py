@@ -77,6 +77,38 @@ def test_key_and_value_are_two_columns_from_the_value_or_from_the_messages_key()
     assert reader_of(separated).entry_columns == {"key", "value", "client_version"}
 
 
+FIELDS = {
+    "counts": ({"type": "map", "values": "int"}, [("k", 1)]),
+    "data": ("bytes", b"\0q"),
+    "text": (["null", "string"], "x"),
+    "more": ({"type": "map", "values": "string"}, [("a", "b")]),
+    "place": (
+        record(("city", "string"), ("floor", "int"), name="Place"),
+        {"city": "B", "floor": 2},
+    ),
+    "number": ("long", 7),
+    "mixed": (["null", "string", "long"], {"member0": None, "member1": 3}),
+}
+IN_JSON = {"counts": {"k": 1}, "data": "AHE=", "more": {"a": "b"}, "mixed": 3}
+
+
+@pytest.mark.parametrize("left_out", [[], ["mixed"], ["mixed", "counts"], ["mixed", "more"]])
+@pytest.mark.parametrize("encoding", ["INLINE", "SEPARATED"])
+def test_a_pairs_fields_of_json_keep_their_names_wherever_maps_are_among_them(encoding, left_out):
+    names = [name for name in FIELDS if name not in left_out]
+    for turn in range(len(names)):
+        order = names[turn:] + names[:turn]
+        part = json_text(record(*((name, FIELDS[name][0]) for name in order)))
+        types = {"key.schema.type": "JSON", "value.schema.type": "JSON"}
+        data = 2 * (len(part).to_bytes(4, "big") + part)
+        schema = schema_of("KEY_VALUE", None, data, types | {"kv.encoding.type": encoding})
+        text = json_text({name: IN_JSON.get(name, FIELDS[name][1]) for name in reversed(names)})
+        row = {name: FIELDS[name][1] for name in order}
+        joined = 2 * (len(text).to_bytes(4, "big") + text)
+        values, keys = ([joined], None) if encoding == "INLINE" else ([text], [text])
+        assert rows_of(reader_of(schema), values, None, keys) == [{"key": row, "value": row}]
+
+
 PLAIN = {
     "STRING": (b"\xc3\xa9", "é", b"\xff"),
     "BOOLEAN": (b"\1", True, b""),
