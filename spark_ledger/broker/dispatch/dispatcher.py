@@ -88,7 +88,7 @@ class Consumer(Member):
         self.asked_ms = 0
         """When the client asked for messages last, by the store's clock; 0: it has not asked."""
         self.has_reached_end = False
-        """Whether the broker has sent the client REACHED_END_OF_TOPIC."""
+        """Whether REACHED_END_OF_TOPIC is sent, or is not to be sent any more."""
         self.client: ClientFacts | None = None
 
     def deliver(self, frame: bytes, messages: int) -> None:
@@ -248,7 +248,8 @@ class Dispatcher(ABC):
 
     def announce_end(self) -> None:
         """If the topic is terminated, and all its messages are acknowledged, send each consumer
-        REACHED_END_OF_TOPIC once."""
+        REACHED_END_OF_TOPIC once. The C++ client takes the command for invalid, and cuts its
+        connection: it gets none."""
         consumers = [c for c in self.consumers if c.has_asked and not c.has_reached_end]
         if self.acks.mark < self.partition.end or not consumers:
             return
@@ -257,6 +258,8 @@ class Dispatcher(ABC):
                 return
             for consumer in consumers:
                 consumer.has_reached_end = True
+                if consumer.client is not None and consumer.client.is_cpp:
+                    continue
                 end = command("reached_end_of_topic", consumer_id=consumer.id)
                 consumer.link.send(encode(end))
 

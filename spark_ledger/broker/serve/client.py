@@ -27,16 +27,11 @@ from spark_ledger.broker.wire.commands import (
     not_text,
 )
 from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrame, Span, encode, frame_of
-from spark_ledger.broker.wire.link import ClientFacts, Link, properties_of
+from spark_ledger.broker.wire.link import ClientFacts, Link, is_cpp, properties_of
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
 """How many commands are begun in one step of the loop; SENDs that come together do not count."""
-_CPP = "Pulsar-CPP"
-"""How the version of the C++ client begins, and of clients that are built on it. The C++ client
-drops a message that is refused by ChecksumError; after any other error the client connects again,
-and sends the message again. The remaining clients drop a message that is refused by
-NotAllowedError."""
 
 _log = logging.getLogger(__name__)
 
@@ -150,10 +145,13 @@ class Client:
             request.refuse(self, part, refusal)
 
     def set_version(self, version: str) -> None:
-        """Note that the client sent CONNECT with this name and version."""
+        """Note that the client sent CONNECT with this name and version. The C++ client drops a
+        message that is refused by ChecksumError; after any other error the client connects again,
+        and sends the message again. The remaining clients drop a message that is refused by
+        NotAllowedError."""
         self.connected = True
         self._version = version
-        if version.startswith(_CPP):
+        if is_cpp(version):
             self.intake.drop = ServerError.CHECKSUM
 
     def facts(self, properties: Any) -> ClientFacts:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 PROPERTIES_BYTES_MAX = 64 << 10
+_CPP = "Pulsar-CPP"
+"""How the version of the C++ client begins, and of clients that are built on it (Python, Node)."""
 
 
 class Link(Protocol):
@@ -59,6 +61,15 @@ class ClientFacts:
     since_ms: int = 0
     properties: dict[str, str] = field(default_factory=dict)
     encrypts: bool = False
+
+    @property
+    def is_cpp(self) -> bool:
+        return is_cpp(self.version)
+
+
+def is_cpp(version: str) -> bool:
+    """Whether a client of this version is the C++ client, or built on it."""
+    return version.startswith(_CPP)
 
 
 def all_properties(pairs: Iterable[Any]) -> dict[str, str]:

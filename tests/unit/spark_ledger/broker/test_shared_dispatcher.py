@@ -17,6 +17,7 @@ from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
+from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.topic.acks.sets import AckBudget
 from tests.kit.pulsar_batches import chunked, whole_of
 from tests.unit.spark_ledger.broker.consumers import (
@@ -513,12 +514,13 @@ def test_sets_of_readers_and_all_sets_of_a_subscription_count_and_go_with_it():
 
 
 @pytest.mark.parametrize("kind", [SHARED, FAILOVER])
-def test_consumers_learn_once_that_a_terminated_topic_has_no_more_for_them(kind):
+def test_consumers_learn_once_that_a_terminated_topic_has_no_more_for_them_but_those_of_cpp(kind):
     async def act(made):
         partition, subscription = Batches(1, 1), Subscription("s", kind, None)
-        a, b = joined(subscription, partition, "a", "b")
+        a, b, of_cpp = joined(subscription, partition, "a", "b", "c")
+        of_cpp.client = ClientFacts(of_cpp.link, "Pulsar-CPP-v4.2.0 ")
         late = consumer_of(subscription, partition, "late")
-        made += [a, b, late]
+        made += [a, b, of_cpp, late]
         await settle()
         partition.is_terminated = True
         for listener in partition.listeners:
@@ -533,7 +535,7 @@ def test_consumers_learn_once_that_a_terminated_topic_has_no_more_for_them(kind)
         assert (a.link.ends, b.link.ends, late.link.ends) == (1, 1, 0)
         late.dispatcher.flow(late, 1)
         await settle()
-        assert (a.link.ends, b.link.ends, late.link.ends) == (1, 1, 1)
+        assert (a.link.ends, b.link.ends, late.link.ends, of_cpp.link.ends) == (1, 1, 1, 0)
 
     play(act)
 
