@@ -44,6 +44,7 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
         connections[connection] = None
         return connection
 
+    settings = settings.model_copy(update={"service_url": service_url})
     config = client_config(service_url=service_url, session_timeout_s=settings.session_timeout_s)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     host, public_host = settings.host, settings.advertised_host or settings.host

@@ -57,6 +57,14 @@ def test_a_namespace_and_its_topics_are_made_used_shown_and_deleted(cluster):
     assert ask(url, "DELETE", f"tenants/{tenant}") == (204, None)
 
 
+def test_the_metadata_of_a_broker_is_at_the_service_url_that_it_was_started_with(cluster):
+    url = cluster.service_url
+    _, stores = ask(cluster.admin_url, "GET", "brokers/internal-configuration")
+    assert (stores["metadataStoreUrl"], stores["configurationMetadataStoreUrl"]) == (url, url)
+    _, settings = ask(cluster.admin_url, "GET", "brokers/configuration/runtime")
+    assert settings["service_url"] == url
+
+
 def test_a_backlog_is_skipped_under_a_connected_consumer(cluster, name):
     url, topic = cluster.admin_url, f"persistent/public/default/{name}"
     with connected(cluster.broker_url) as client:

@@ -165,7 +165,9 @@ class Call:
 def number_of(text: str, name: str) -> int:
     """The number that `text` is. Raises HttpRefusal."""
     if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}', given as {name}, is not a number")
+        is_negative = text.startswith("-") and text[1:].isdecimal()
+        why = "must not be negative" if is_negative else "is not a number"
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}', given as {name}, {why}")
     return int(text)
 
 

@@ -45,9 +45,14 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "antiAffinityGroup": ("",),
     "subscription_auth_mode": ("None", ""),
     "schema_auto_update_compatibility_strategy": ("Full", ""),
+    **dict.fromkeys(("allowed_clusters", "clusterDispatchRate", "replicatorDispatchRate"), ()),
+    **dict.fromkeys(("latency_stats_sample_rate", "inactive_topic_policies", "entryFilters"), ()),
+    **dict.fromkeys(("compaction_threshold", "offload_deletion_lag_ms", "offload_policies"), ()),
+    **dict.fromkeys(("subscription_types_enabled", "resource_group_name"), ()),
+    "dispatcherPauseOnAckStatePersistentEnabled": (),
 }
-"""The values that a client sends for a policy that is not set, beside null and empty lists and
-objects."""
+"""The policies of Pulsar that are not implemented, with the values that a client sends for a policy
+that is not set, beside null and empty lists and objects."""
 ON_BACKLOG = {
     "producer_request_hold": "hold",
     "producer_exception": "exception",
@@ -479,9 +484,11 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
                 changes |= backlog_quota(kind, quota, changes)
         elif name == "properties":
             changes[name] = checked_object(value)
+        elif name not in UNSET:
+            raise wrong_shape(f"there is no policy {name[:100]!r}")
         elif not any(
             value is unset or (type(value) is type(unset) and value == unset)
-            for unset in UNSET.get(name, ())
+            for unset in UNSET[name]
         ):
             raise refused(
                 HTTPStatus.NOT_IMPLEMENTED,

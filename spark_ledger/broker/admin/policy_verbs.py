@@ -35,6 +35,7 @@ from spark_ledger.topic.log.policies import (
     NAMESPACE_NAMES,
     NamespacePolicies,
 )
+from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
 Verb = Callable[[Call], Awaitable[Any]]
@@ -120,18 +121,17 @@ class _Namespaces:
 
 class _Topics:
     async def values(self, call: Call) -> Values:
-        return await call.client.topics.own_policies(await call.existing_topic())
+        return await call.client.topics.own_policies(await _topic(call))
 
     async def present(self, call: Call) -> Values:
-        values = asdict((await call.existing_topic()).policies)
+        values = asdict((await _topic(call)).policies)
         for name in ("consumer_unacked_max", "subscription_unacked_max"):
             if values[name] is None:
                 values[name] = getattr(call.broker.settings, name)
         return values
 
     async def change(self, call: Call, changes: Values) -> None:
-        _check_not_global(call)
-        name, most = (await call.existing_topic()).name.full, call.broker.message_bytes_max
+        name, most = (await _topic(call)).name.full, call.broker.message_bytes_max
         size = changes.get("message_bytes_max")
         if isinstance(size, int) and size > most:
             raise refused(
@@ -145,8 +145,7 @@ class _Topics:
             await TopicAdmin(call.client).change_policies(name, changes)
 
     async def change_by(self, call: Call, changes_of: Callable[[Values, Values], Values]) -> None:
-        _check_not_global(call)
-        name = (await call.existing_topic()).name.full
+        name = (await _topic(call)).name.full
         await call.client.topics.change_policies(name, changes_of)
 
     def shown(self, policy: PulsarPolicy, values: Values) -> Any:
@@ -162,11 +161,13 @@ def enough_bookies() -> Iterator[None]:
         raise refused(HTTPStatus.PRECONDITION_FAILED, str(error)) from error
 
 
-def _check_not_global(call: Call) -> None:
+async def _topic(call: Call) -> TopicInfo:
+    """Raises HttpRefusal, errors.TopicNotFound."""
     if call.is_on("isGlobal"):
         raise refused(
             HTTPStatus.NOT_IMPLEMENTED, "there is one cluster: leave isGlobal out, or false"
         )
+    return await call.existing_topic()
 
 
 NAMESPACES: Level = _Namespaces()

@@ -25,6 +25,14 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (errors.CommitContended, HTTPStatus.CONFLICT),
     (errors.LedgerError, HTTPStatus.SERVICE_UNAVAILABLE),
 )
+_REMEDIES: dict[type[Exception], str] = {
+    errors.SubscriptionNotFound: "Correct the name, or create it with PUT .../subscription/{name}.",
+    errors.SubscriptionBusy: (
+        "Stop the query or close the consumers that use it; DELETE .../subscription/{name} with"
+        " force=true deletes it under connected consumers."
+    ),
+}
+"""What a program does by HTTP, in place of the commands that the errors themselves name."""
 _STATUS_OF_CODE = {
     ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
     ServerError.SUBSCRIPTION_NOT_FOUND: HTTPStatus.NOT_FOUND,
@@ -42,5 +50,7 @@ def refusal_of(error: Exception) -> HttpRefusal | None:
         return HttpRefusal(status, error.message)
     for kind, status in _STATUS:
         if isinstance(error, kind):
+            if isinstance(error, errors.LedgerError) and type(error) in _REMEDIES:
+                error = type(error)(error.what, _REMEDIES[type(error)])
             return HttpRefusal(status, str(error))
     return None

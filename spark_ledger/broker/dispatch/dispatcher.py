@@ -97,6 +97,13 @@ class Consumer(Member):
         for allowance in self.dispatcher.allowances:
             allowance.take(messages, len(frame))
 
+    def announce_end(self) -> None:
+        """Send REACHED_END_OF_TOPIC, but not to the C++ client: that client takes the command for
+        invalid, and cuts its connection."""
+        self.has_reached_end = True
+        if self.client is None or not self.client.is_cpp:
+            self.link.send(encode(command("reached_end_of_topic", consumer_id=self.id)))
+
     def end(self) -> None:
         """Send the consumer away: its client then looks the topic up again."""
         self.on_end(self)
@@ -248,8 +255,7 @@ class Dispatcher(ABC):
 
     def announce_end(self) -> None:
         """If the topic is terminated, and all its messages are acknowledged, send each consumer
-        REACHED_END_OF_TOPIC once. The C++ client takes the command for invalid, and cuts its
-        connection: it gets none."""
+        REACHED_END_OF_TOPIC once."""
         consumers = [c for c in self.consumers if c.has_asked and not c.has_reached_end]
         if self.acks.mark < self.partition.end or not consumers:
             return
@@ -257,11 +263,7 @@ class Dispatcher(ABC):
             if not self.partition.is_terminated:
                 return
             for consumer in consumers:
-                consumer.has_reached_end = True
-                if consumer.client is not None and consumer.client.is_cpp:
-                    continue
-                end = command("reached_end_of_topic", consumer_id=consumer.id)
-                consumer.link.send(encode(end))
+                consumer.announce_end()
 
     def save_position(self) -> None:
         """Make the position durable. Raises as ConsumerCursor.check."""

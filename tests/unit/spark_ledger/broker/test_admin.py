@@ -205,7 +205,8 @@ def test_a_policy_that_is_taken_counts_and_one_that_is_not_built_is_refused():
             ("persistence", {"bookkeeperEnsemble": 3}, 400),
             ("max_producers_per_topic", -1, 412),
             ("compaction_threshold", 5, 501),
-            ("what", 1, 501),
+            ("what", 1, 400),
+            ("inactive_topic_policies", {"x": 1}, 501),
             ("schema_compatibility_strategy", "SIDEWARD", 400),
             ("deleted", 0, 501),
             ("replication_clusters", ["other"], 412),
@@ -369,7 +370,10 @@ def test_stats_show_who_is_connected_and_what_is_not_acknowledged():
         assert whole["partitions"] == {}
 
         assert (await ask("DELETE", f"{T}/t/partitions"))[0] == 412
-        assert (await ask("DELETE", f"{T}/t/subscription/s"))[0] == 412
+        status, body = await ask("DELETE", f"{T}/t/subscription/s")
+        assert status == 412 and "with force=true" in body["reason"]
+        status, body = await ask("DELETE", f"{T}/t/subscription/gone")
+        assert status == 404 and "PUT .../subscription/{name}" in body["reason"]
         assert await broker.client.topics.find("t") is not None
         assert await ask("DELETE", f"{T}/t/partitions?force=true") == (204, None)
 

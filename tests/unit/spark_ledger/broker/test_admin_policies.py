@@ -267,7 +267,9 @@ def test_a_policy_of_a_topic_counts_before_that_of_its_namespace(policy):
             assert getattr(policies, policy.ours[0]) == values
         for bad, status in refused:
             assert (await ask(method, path, bad))[0] == status
-        assert (await ask(method, f"{path}?isGlobal=true", plain))[0] == 501
+        for verb, body in ((method, plain), ("GET", None), ("DELETE", None)):
+            for query in ("isGlobal=true", "isGlobal=true&applied=true"):
+                assert (await ask(verb, f"{path}?{query}", body))[0] == 501
         assert await ask("GET", path) == (200, as_shown(policy, plain))
         assert await ask("DELETE", path) == (204, None)
         assert await ask("GET", path) == (204, None)

@@ -133,6 +133,9 @@ def test_a_subscription_moves_in_the_partition_that_is_named(monkeypatch):
             assert await backlog() == left, verb
         for verb, body in (("expireMessages", None), ("expireMessages", {"ledgerId": "x"})):
             assert (await ask("POST", f"{path}/{verb}", body))[0] == 400
+        for count, why in (("-1", "must not be negative"), ("-x", "is not a number")):
+            status, body = await ask("POST", f"{path}/skip/{count}")
+            assert (status, body["reason"]) == (400, f"'{count}', given as count, {why}")
         assert (await ask("POST", f"{T}/t-partition-7/subscription/s/skip_all"))[0] == 404
         assert await ask("POST", f"{T}/t/subscription/s/resetcursor/0") == (204, None)
         assert await ask("POST", f"{T}/t/all_subscription/expireMessages/9999") == (204, None)
