@@ -1,6 +1,7 @@
 """Values of Pulsar's client with a schema are typed rows to Spark."""
 
 import json
+import urllib.request
 from decimal import Decimal
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import _pulsar
 import pulsar
 import pyspark
 import pytest
-from pulsar.schema import Array, Integer, JsonSchema, Map, Record, Schema, String
+from pulsar.schema import Array, Integer, JsonSchema, Map, Record, Schema, String, StringSchema
 from pyspark.sql.functions import col
 
 from spark_ledger import Admin
@@ -285,6 +286,38 @@ def test_typed_rows_of_spark_and_values_of_clients_are_rows_of_one_read(
         {"number": 7, "carrier": None, "gate": "x"},
         {"number": 1, "carrier": "AA", "gate": None},
     ]
+
+
+def test_rows_stay_readable_after_their_schema_was_deleted_until_it_is_deleted_with_force(
+    spark, cluster, client, topic, read
+):
+    def send(schema, value):
+        producer = client.create_producer(topic, schema=schema)
+        producer.send(value)
+        producer.close()
+
+    def delete(query=""):
+        url = f"{cluster.admin_url}/admin/v2/schemas/public/default/{topic}/schema{query}"
+        urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=30).close()
+
+    write = spark.createDataFrame([(7,)], "number INT").write.format("ledger")
+    write.options(serviceUrl=cluster.service_url, valueFormat="arrow").mode("append").save(topic)
+    plain = record(("number", ["null", "int"], None), ("carrier", ["null", "string"], None))
+    send(Encoded(_pulsar.SchemaType.JSON, plain), b'{"number":1,"carrier":"AA"}')
+    rows = [{"number": 7, "carrier": None}, {"number": 1, "carrier": "AA"}]
+    assert payload(read(topic).collect()) == rows
+    delete()
+    assert payload(read(topic).collect()) == rows
+    send(StringSchema(), "text")
+    rows = [{"value": None} | row for row in rows]
+    rows.append({"value": "text", "number": None, "carrier": None})
+    assert payload(read(topic).collect()) == rows
+    delete("?force=true")
+    with pytest.raises(Exception, match="the values are bytes, not columns"):
+        read(topic).collect()
+    send(Encoded(_pulsar.SchemaType.JSON, plain), b'{"number":2}')
+    with pytest.raises(Exception, match="no version 1 of its schema: it was deleted with force"):
+        read(topic).collect()
 
 
 def test_keys_and_values_of_javas_client_are_two_columns_inline_and_separated(cluster, topic, read):

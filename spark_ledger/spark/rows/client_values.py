@@ -71,7 +71,7 @@ def read_schema_of(
             clients[topic.name.short] = reader
             columns.append(reader.columns)
         if not columns:
-            raise errors.SchemaNotRegistered(not_registered(topic).what, NOT_REGISTERED_REMEDY)
+            raise _not_registered(topic, schema)
         by_topic = [*columns, *by_topic]  # the columns of the first topic come first
     try:
         return ReadSchema(schema_rules.union(by_topic), clients)
@@ -81,13 +81,19 @@ def read_schema_of(
         return ReadSchema(None, clients)
 
 
+def _not_registered(topic: TopicInfo, schema: TopicSchema) -> errors.SchemaNotRegistered:
+    what = not_registered(topic).what
+    if schema.head.erased >= 0:
+        what += " any more: it was deleted with force, so stored rows have no columns"
+    return errors.SchemaNotRegistered(what, NOT_REGISTERED_REMEDY)
+
+
 def _versions(schema: TopicSchema) -> list[ClientVersion]:
-    """The versions that messages name, oldest first: those that clients declared, and those of the
-    columns of Spark's rows, beside which clients write JSON. None if no version counts any more; a
-    deleted version does not count, but earlier messages name it."""
-    numbers = [version.number for version in schema.client_versions]
-    numbers += [schema.head.number_for_clients(version.number) for version in schema.versions]
-    versions = map(schema.client_version, range(max(numbers, default=-1) + 1))
+    """The versions that messages name and that are stored, oldest first: those that clients
+    declared, and those of the columns of Spark's rows, beside which clients write JSON. A deleted
+    version is among them, unless it was deleted with force."""
+    last = schema.head.number_for_clients(schema.head.last)
+    versions = map(schema.client_version, range(last + 1))
     return [version for version in versions if version is not None]
 
 
@@ -101,10 +107,11 @@ def _reader(
     last = kept.get(topic.id)
     if last is not None and list(last.versions) == [version.number for version in versions]:
         return last
-    number = None if last is None else last.number
+    number, head = None if last is None else last.number, schema.head
+    deleted, erased = map(head.number_for_clients, (head.deleted, head.erased))
     try:
-        first_for_clients = -schema.head.number_for_clients(0)
-        reader = client_reader(versions, first_for_clients, declared, number)
+        first = -head.number_for_clients(0)
+        reader = client_reader(versions, first, declared, number, deleted=deleted, erased=erased)
     except errors.LedgerError as error:
         what = f"topic '{topic.name}', the schema that clients declared: {error.what}"
         raise type(error)(what, error.remedy, **error.facts) from error

@@ -8,6 +8,7 @@ is a row of nulls. Whole columns are decoded, the rows of each version together.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from spark_ledger.topic.values.avro_columns import AvroColumns, Flags, is_text, 
 from spark_ledger.topic.values.json_columns import read_together
 from spark_ledger.topic.values.plain import BadValue, read_avro, read_json
 from spark_ledger.topic.values.resolution import Rows, Unresolvable, resolve_fields, source_of
-from spark_ledger.topic.values.types import beside_columns, raw_type, shape_of_columns
+from spark_ledger.topic.values.types import beside_columns, joined, raw_type, shape_of_columns
 from spark_ledger.topic.values.versions import (
     AVRO,
     JSON,
@@ -72,13 +73,15 @@ class ClientRows(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ClientReader:
     """Reads values of all `versions` (by the clients' number; a text says why values of a version
-    have no columns) as the columns of `record`. Picklable. `number` is the reader's version."""
+    have no columns) as the columns of `record`. Picklable. `number` is the reader's version;
+    versions up to `erased` were deleted with force."""
 
     versions: Mapping[int, Version | str]
     number: int
     record: ValueShape
     columns: pa.Schema
     first_for_clients: int
+    erased: int = -1
 
     @property
     def has_columns(self) -> bool:
@@ -133,7 +136,10 @@ class ClientReader:
         self, number: int, values: pa.Array, keys: pa.Array, reasons: Reasons
     ) -> list[pa.Array] | None:
         """The columns of values of one version; None if none of them can be read."""
-        version = self.versions.get(number, f"the topic has no version {number} of its schema")
+        missing = f"the topic has no version {number} of its schema"
+        if number <= self.erased:
+            missing += ": it was deleted with force"
+        version = self.versions.get(number, missing)
         if isinstance(version, str):
             reasons.add(np.arange(len(values)), version)
             return None
@@ -161,24 +167,33 @@ def client_reader(
     first_for_clients: int,
     declared: pa.Schema | None,
     number: int | None = None,
+    *,
+    deleted: int = -1,
+    erased: int = -1,
 ) -> ClientReader:
     """The reader for a query. If versions are made of columns of Spark's rows, the reader has all
-    these columns, and the fields of its version beside them. `declared` are the columns that the
-    query reads, canonical; None: all columns of the newest version. The reader's version is
-    `number`; None: the newest of the versions that have most of the declared columns, among those
-    that clients declared. Raises errors.SchemaTypeMismatch if values of that version have no
-    columns, errors.SchemaIncompatible, and the errors of columns_of."""
-    by_number = {version.number: _version_or_reason(version) for version in versions}
+    these columns, and the fields of its version beside them. Versions up to `deleted` (those up to
+    `erased` with force) were not compared with later versions: the reader has their fields too.
+    `declared` are the columns that the query reads, canonical; None: all columns of the newest
+    version. The reader's version is `number`; None, or without that version: the newest of the
+    versions that have most of the declared columns, among those that clients declared. Raises
+    errors.SchemaTypeMismatch if values of that version have no columns, errors.SchemaIncompatible,
+    and the errors of columns_of."""
+    by_number = {v.number: _version_or_reason(v, v.number <= deleted) for v in versions}
+    of_clients = [v.number for v in versions if v.columns is None]
+    earlier = [by_number[n] for n in reversed(of_clients) if n <= deleted]
+    records = [version.record for version in earlier if isinstance(version, Version)]
+    of_earlier = reduce(joined, records) if records else None
     of_columns = [version.columns for version in versions if version.columns is not None]
     columns_of_rows = shape_of_columns(nullable(union(of_columns))) if of_columns else None
 
     def record_of(version: Version) -> ValueShape:
-        if columns_of_rows is None:
-            return version.record
-        return beside_columns(columns_of_rows, version.record)
+        record = version.record if of_earlier is None else joined(version.record, of_earlier)
+        return record if columns_of_rows is None else beside_columns(columns_of_rows, record)
 
-    if number is None:
-        candidates = [v.number for v in versions if v.columns is None] or list(by_number)
+    if number is None or number not in by_number:
+        readable = [n for n in of_clients if n > deleted or isinstance(by_number[n], Version)]
+        candidates = readable or [n for n in by_number if n not in of_clients] or of_clients
         number = candidates[-1]
         best = 0
         for candidate in reversed(candidates):
@@ -199,7 +214,7 @@ def client_reader(
     record = _restricted(record_of(version), declared)
     is_unread = declared is not None and not record.fields
     columns = pa.schema([]) if is_unread else columns_of(record)
-    return ClientReader(by_number, number, record, columns, first_for_clients)
+    return ClientReader(by_number, number, record, columns, first_for_clients, erased)
 
 
 def _fitting_columns(record: ValueShape, declared: pa.Schema) -> int:
@@ -220,13 +235,17 @@ def _restricted(record: ValueShape, columns: Iterable[pa.Field] | None) -> Value
     return ValueShape("record", fields=tuple(fields))
 
 
-def _version_or_reason(version: ClientVersion) -> Version | str:
+def _version_or_reason(version: ClientVersion, is_deleted: bool) -> Version | str:
+    """A deleted version whose fields cannot be columns hinders no read of other versions."""
     if version.columns is not None:
         return Version((ValuePart(JSON, shape_of_columns(nullable(version.columns))),))
     try:
-        return version_of(version.schema)
-    except (errors.SchemaTypeMismatch, errors.SchemaUnreadable) as error:
+        values = version_of(version.schema)
+        if is_deleted:
+            columns_of(values.record)
+    except errors.LedgerError as error:
         return error.what
+    return values
 
 
 # -- raw columns ----------------------------------------------------------------------------------

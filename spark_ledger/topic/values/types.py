@@ -38,6 +38,7 @@ _LOGICAL = {
 }
 _JOINED = (({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64()))
 """The kinds of two branches whose union is one column of numbers, and the column's type."""
+_NUMBERS = frozenset(("int", "long", "float", "double"))
 
 
 def raw_type(shape: ValueShape, *, of_json: bool = False) -> pa.DataType:
@@ -110,7 +111,7 @@ def beside_columns(columns: ValueShape, shape: ValueShape) -> ValueShape:
         if columns.kind == "map" or columns.column is None:
             inner = beside_columns(inner, shape.inner[0])
         return replace(columns, inner=(inner,))
-    is_number = columns.column is not None and shape.kind in ("int", "long", "float", "double")
+    is_number = columns.column is not None and shape.kind in _NUMBERS
     return shape if is_number and widens(columns.column, column_type(shape)) else columns
 
 
@@ -120,11 +121,40 @@ def _joined_fields(columns: Sequence[Field], fields: Sequence[Field]) -> Iterabl
     for field in fields:
         column = by_name.pop(field.name.lower(), None)
         if column is None:
-            yield replace(field, default=None) if field.default is NO_DEFAULT else field
+            yield _may_lack(field)
         else:
             aliases = (field.name, *field.aliases)
             yield replace(column, shape=beside_columns(column.shape, field.shape), aliases=aliases)
     yield from by_name.values()
+
+
+def joined(shape: ValueShape, other: ValueShape) -> ValueShape:
+    """The shape, with what only the `other` has: fields of records, symbols of enums, a wider type
+    of numbers. A field that values of one of the two lack is null in them."""
+    shape, other = (s.branches[0] if len(s.branches) == 1 else s for s in (shape, other))
+    if shape.kind != other.kind:
+        is_wider = {shape.kind, other.kind} <= _NUMBERS and not (shape.logical or other.logical)
+        return other if is_wider and widens(column_type(shape), column_type(other)) else shape
+    if shape.kind in ("array", "map"):
+        return replace(shape, inner=(joined(shape.inner[0], other.inner[0]),))
+    if shape.kind == "enum":
+        return replace(shape, symbols=tuple(dict.fromkeys((*shape.symbols, *other.symbols))))
+    if shape.kind != "record":
+        return shape
+    by_name = {field.name.lower(): field for field in other.fields}
+    fields = []
+    for field in map(_may_lack, shape.fields):
+        beside = by_name.pop(field.name.lower(), None)
+        if beside is not None:
+            aliases = dict.fromkeys((*field.aliases, beside.name, *beside.aliases))
+            both = joined(field.shape, beside.shape)
+            field = replace(field, shape=both, aliases=tuple(aliases))
+        fields.append(field)
+    return replace(shape, fields=(*fields, *map(_may_lack, by_name.values())))
+
+
+def _may_lack(field: Field) -> Field:
+    return replace(field, default=None) if field.default is NO_DEFAULT else field
 
 
 def joined_type(union: ValueShape) -> pa.DataType | None:

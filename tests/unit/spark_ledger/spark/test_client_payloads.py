@@ -25,11 +25,12 @@ FLIGHT = record(("number", "int"), ("carrier", ["null", "string"]))
 LATER = record(("number", "long"), ("carrier", ["null", "string"]), ("gate", "string", "-"))
 
 
-def schema_with(*plain, versions=(), has_text=False, in_force=False, deleted=-1):
+def schema_with(*plain, versions=(), has_text=False, in_force=False, deleted=-1, erased=-1):
     first = len(versions) + 1
-    declared = [ClientVersion(first + i, schema_of("JSON", one)) for i, one in enumerate(plain)]
+    schemas = [schema_of(one) if isinstance(one, str) else schema_of("JSON", one) for one in plain]
+    declared = [ClientVersion(first + i, schema) for i, schema in enumerate(schemas)]
     last = len(versions) + len(plain)
-    head = SchemaHead(last, has_text=has_text, in_force=in_force, deleted=deleted)
+    head = SchemaHead(last, has_text=has_text, in_force=in_force, deleted=deleted, erased=erased)
     cached = CachedVersions((*versions, *declared), 0, head)
     return TopicSchema(head, tuple(versions), 0, (), cached)
 
@@ -176,11 +177,106 @@ def test_columns_and_fields_of_clients_are_read_together_in_the_wider_type():
     assert rows_of(found, kept.names) == [{"gate": None, "day": DAY}, {"gate": 3, "day": DAY}]
 
 
-def test_messages_of_a_deleted_version_are_read_by_the_version_that_came_after_it():
-    read = read_schema_of([(TOPIC, schema_with(FLIGHT, LATER, deleted=1))], None, {})
-    assert sorted(read.clients["flights"].versions) == [0, 1]
-    with pytest.raises(errors.SchemaNotRegistered):
-        read_schema_of([(TOPIC, schema_with(FLIGHT, deleted=1))], None, {})
+def read_back(schema, values, numbers, **given):
+    reader, read = payloads(schema, **given)
+    return rows_of(reader.of(block_of(values, numbers), "flights"), read.payload.names)
+
+
+@pytest.mark.parametrize("has_text", [False, True])
+def test_rows_are_read_in_the_same_columns_before_and_after_their_schema_was_deleted(has_text):
+    first = int(has_text)
+    values = [b'{"number":1,"carrier":"AA"}', b'{"number":2,"gate":"G"}', b"text"][: 2 + first]
+    numbers = [first, first + 1, 0][: 2 + first]
+    before, after = (
+        read_back(schema_with(FLIGHT, LATER, has_text=has_text, deleted=d), values, numbers, **skip)
+        for d, skip in ((-1, {"bad": "skip"}), (2, {}))
+    )
+    assert after[:2] == [
+        {"number": 1, "carrier": "AA", "gate": "-"} | ({"value": None} if has_text else {}),
+        {"number": 2, "carrier": None, "gate": "G"} | ({"value": None} if has_text else {}),
+    ]
+    assert [{name: row[name] for name in before[0]} for row in after[:2]] == before
+    assert not has_text or after[2]["value"] == "text"
+
+
+def test_rows_of_a_deleted_schema_stay_readable_beside_columns_of_spark():
+    typed = columns_of_spark(number=pa.int32())
+    schema = schema_with(FLIGHT, versions=[typed], deleted=2)
+    rows = read_back(schema, [b'{"number":1}', b'{"number":2,"carrier":"AA"}'], [0, 1])
+    assert rows == [{"number": 1, "carrier": None}, {"number": 2, "carrier": "AA"}]
+
+
+def test_after_a_deletion_the_columns_are_those_of_the_old_and_the_new_versions():
+    schema = schema_with(FLIGHT, LATER, "STRING", deleted=2)
+    rows = read_back(schema, [b'{"number":1}', b'{"number":2,"gate":"G"}', b"now"], [0, 1, 2])
+    lacks = {"value": None, "number": None, "carrier": None, "gate": None}
+    assert rows == [
+        lacks | {"number": 1, "gate": "-"},
+        lacks | {"number": 2, "gate": "G"},
+        lacks | {"value": "now", "gate": "-"},  # as its schema says for rows that lack it
+    ]
+    again = schema_with(FLIGHT, "STRING", record(("b", "boolean")), deleted=2)
+    rows = read_back(again, [b'{"number":1}', b"now", b'{"b":true}'], [0, 1, 2])
+    lacks = dict.fromkeys(("b", "value", "number", "carrier"))
+    assert rows == [lacks | {"number": 1}, lacks | {"value": "now"}, lacks | {"b": True}]
+    declared = pa.schema([("number", pa.int64()), ("value", pa.string())])
+    rows = read_back(again, [b'{"number":1}', b"now"], [0, 1], declared=declared)
+    assert rows == [{"number": 1, "value": None}, {"number": None, "value": "now"}]
+
+
+def test_a_new_version_after_a_deletion_has_other_names_and_types_within_the_old_ones():
+    array, enum = {"type": "array"}, {"type": "enum", "name": "E"}
+    old = record(
+        ("Number", "long"),
+        ("place", ["null", record(("city", "string"), ("floor", "int"), name="P")]),
+        ("places", {**array, "items": record(("a", "int"), name="Q")}),
+        ("sort", {**enum, "symbols": ["A"]}),
+    )
+    new = record(
+        ("number", "int"),
+        ("place", record(("city", "string"), ("zip", "string"), name="P")),
+        ("places", {**array, "items": record(("b", "int"), name="Q")}),
+        ("sort", {**enum, "symbols": ["B"]}),
+    )
+    of_old = {"place": {"city": "B", "floor": 2}, "places": [{"a": 1}], "sort": "A"}
+    of_new = {"place": {"city": "B", "zip": "3"}, "places": [{"b": 1}], "sort": "B"}
+    texts = [json_text({"Number": 2**40} | of_old), json_text({"number": 5} | of_new)]
+    expected = [
+        {"number": 2**40, "place": {"city": "B", "zip": None, "floor": 2}}
+        | {"places": [{"b": None, "a": 1}], "sort": "A"},
+        {"number": 5, "place": {"city": "B", "zip": "3", "floor": None}}
+        | {"places": [{"b": 1, "a": None}], "sort": "B"},
+    ]
+    assert read_back(schema_with(old, new, deleted=1), texts, [0, 1]) == expected
+
+
+def test_a_deleted_version_that_cannot_be_columns_hinders_no_other_version():
+    unfit = [record(("next", ["null", "R"])), record(("a", "int"), ("A", "int")), record()]
+    schema = schema_with(*unfit, FLIGHT, deleted=4)
+    assert read_back(schema, [b'{"number":1}'], [3]) == [{"number": 1, "carrier": None}]
+    schema = schema_with(FLIGHT, *unfit, deleted=4)
+    assert read_back(schema, [b'{"number":1}'], [0]) == [{"number": 1, "carrier": None}]
+    typed = columns_of_spark(number=pa.int32())
+    schema = schema_with(*unfit, versions=[typed], deleted=4)
+    assert read_back(schema, [b'{"number":1}'], [0]) == [{"number": 1}]
+
+
+def test_a_version_that_was_deleted_with_force_is_an_error_that_tells_so():
+    for erased in ({"deleted": 1, "erased": 1}, {"deleted": 2, "erased": 1}):
+        schema = schema_with(FLIGHT, LATER, **erased)
+        says = "the topic has no version 0 of its schema: it was deleted with force"
+        with pytest.raises(errors.BadEntry, match=says):
+            read_back(schema, [b'{"number":1}', b'{"number":2,"gate":"G"}'], [0, 1])
+        (row,) = read_back(schema, [b'{"number":2,"gate":"G"}'], [1])
+        assert row["number"] == 2
+    kept, declared = {}, pa.schema([("number", pa.int64())])
+    read_schema_of([(TOPIC, schema_with(FLIGHT))], declared, kept)
+    read = read_schema_of(
+        [(TOPIC, schema_with(FLIGHT, LATER, deleted=1, erased=1))], declared, kept
+    )
+    assert read.clients["flights"].number == 1
+    with pytest.raises(errors.SchemaNotRegistered, match="any more: it was deleted with force"):
+        read_schema_of([(TOPIC, schema_with(FLIGHT, deleted=1, erased=1))], None, {})
 
 
 def test_a_run_of_a_query_keeps_its_version_when_a_newer_one_comes():
