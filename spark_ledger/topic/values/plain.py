@@ -208,18 +208,18 @@ def _union_of_json(shape: ValueShape, value: Any) -> Any:
 
 
 def _decimal(shape: ValueShape, value: Any) -> Decimal:
-    shown = str(value)[:100]
     try:
-        if isinstance(value, bool | float):
-            raise BadValue(f"{shown} is no decimal")
+        if isinstance(value, bool) or not isinstance(value, int | str | Decimal):
+            raise TypeError
         number = Decimal(value)
-        digits = _EXACT.scaleb(number, shape.scale)
-        if not digits.is_finite() or digits != _EXACT.to_integral_exact(digits):
-            raise BadValue(f"{shown} has more than {shape.scale} digits after the point")
-        if abs(digits) >= 10**shape.precision:
-            raise BadValue(f"{shown} has more than {shape.precision} digits")
-    except (ArithmeticError, TypeError) as error:
-        raise BadValue(f"{shown} is no decimal: {error!r}"[:300]) from None
+        digits = _EXACT.to_integral_exact(_EXACT.scaleb(number, shape.scale))
+        if not digits.is_finite() or digits.copy_abs() >= 10**shape.precision:
+            raise Inexact
+    except (ArithmeticError, TypeError):
+        raise BadValue(
+            f"{str(value)[:100]} is no decimal of {shape.precision} digits, {shape.scale} of them"
+            " after the point"
+        ) from None
     return number
 
 

@@ -486,6 +486,27 @@ def test_a_value_outside_of_its_type_is_a_bad_row(case):
     assert rows_of(reader_of(schema_of("AVRO", record(("x", plain)))), [data]) == [None]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *(("1.001", "1.001"), ('"abc"', "abc"), ("10000.001", "10000.001"), ("true", "True")),
+        *(("[0,[1],0]", "[0, [1], 0]"), ("NaN", "nan"), ("1e999", "1E+999")),
+        ("0." + "1" * 999, "0." + "1" * 98),
+    ],
+)
+def test_a_decimal_of_json_that_does_not_fit_is_named_in_words(text, shown):
+    reader = reader_of(schema_of("JSON", record(("x", DECIMAL))))
+    reason = reader.read(block_of([f'{{"x":{text}}}'.encode()])).bad[0]
+    assert reason == f"x: {shown} is no decimal of 6 digits, 2 of them after the point"
+
+
+def test_a_decimal_of_all_its_digits_is_read_beside_a_row_that_arrow_cannot_parse():
+    decimal_38 = logical("bytes", "decimal", precision=38, scale=0)
+    reader = reader_of(schema_of("JSON", record(("x", decimal_38))))
+    largest = Decimal("9" * 38)
+    assert rows_of(reader, [b'{"x":' + b"9" * 38 + b"}", b"no JSON"]) == [{"x": largest}, None]
+
+
 def test_not_a_number_and_infinity_of_json_are_numbers():
     reader = reader_of(schema_of("JSON", record(("x", "double"))))
     text = [b'{"x":NaN}', b'{"x":"Infinity"}', b'{"x":-Infinity}']
