@@ -277,7 +277,7 @@ class Broker:
             # this broker made the topic now, or another broker's lookup sent the client here: a
             # client for C++ that is refused would wait until its operation's time is over
             owner = await self.ownership.choose(
-                info.id, number, partitions, here=False, first_here=True
+                info.id, number, partitions, here=False, first_here=create
             )
             if owner.broker != self.id:
                 raise owned_elsewhere(info, number)

@@ -65,6 +65,7 @@ class IdleStates(dict[AckKey, AckState]):
         self._sizes: dict[AckKey, int] = {}
         self._bytes = 0
         self._memory: Measured | None = None
+        self._is_dropped = False
 
     def __setitem__(self, key: AckKey, state: AckState) -> None:
         self._count(key, bytes_of(state.rows))
@@ -78,13 +79,15 @@ class IdleStates(dict[AckKey, AckState]):
         before = self._sizes.pop(key, 0)
         if size:
             self._sizes[key] = size
-        if size != before:
+        if size != before and not self._is_dropped:
             self._bytes += size - before
             self._memory = self._memory or Measured(self._budget, lambda: self._bytes)
             self._memory.measure()
 
     def drop(self) -> None:
-        """Give the memory back: another owner has the partition, or none."""
+        """Give the memory back: another owner has the partition, or none. What is released later
+        counts no more."""
+        self._is_dropped = True
         if self._memory is not None:
             self._memory.drop()
 

@@ -93,11 +93,7 @@ class SubscriptionView:
     def lost_users(self, alive: Container[str]) -> list[str]:
         """The brokers that had consumers and are not alive: nobody wrote when these consumers
         used the subscription last."""
-        return [
-            broker
-            for broker in self._using
-            if broker not in alive and self.shares[broker][0].used_ms is None
-        ]
+        return [broker for broker in self._using if broker not in alive]
 
     @property
     def _using(self) -> list[str]:
@@ -421,6 +417,14 @@ def needs(subscription: SubscriptionView, partition: int, key: AckKey, state: Ac
 
 async def brokers_alive(store: MetadataStore) -> frozenset[str]:
     return frozenset(await names_in(store, paths.BROKERS_ALIVE))
+
+
+async def served_since_ms(store: MetadataStore) -> int | None:
+    """When the broker that has lived longest registered, by the store's clock; None: no broker
+    lives."""
+    names = await names_in(store, paths.BROKERS_ALIVE)
+    nodes = await store.get_many([f"{paths.BROKERS_ALIVE}/{name}" for name in names])
+    return min((node.created_ms for node in nodes if node is not None), default=None)
 
 
 async def brokers_serving(store: MetadataStore, topic_id: str) -> frozenset[str]:

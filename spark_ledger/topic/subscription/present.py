@@ -75,9 +75,16 @@ class MovedPositions:
         partition (`starts`: as in_every_partition)."""
         at = in_every_partition(self.subscription.record, self.present.positions, starts)
         states = {number: AckState(offset, BitMap64(), 0) for number, offset in at.items()}
-        return {
+        present = self.states
+        moved = {
             number: run_end(state.rows, max(state.position, to(number, state)))
-            for number, state in (states | self.states).items()
+            for number, state in (states | present).items()
+        }
+        # a wide topic's record has no room for partitions that stay where they start
+        return {
+            number: offset
+            for number, offset in moved.items()
+            if number in present or offset > at[number]
         }
 
     async def kept(

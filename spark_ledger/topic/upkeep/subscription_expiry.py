@@ -4,7 +4,8 @@
 Always true: a subscription with a consumer is not deleted, nor that of a query, nor one that cannot
 be read. The time is the metadata store's, and counts from the last of these: consumers of the
 subscription came, left, or acknowledged; another process moved it; a person accepted an older
-store, which may lack later uses. What a broker does by itself (messages expire) is no use. If a
+store, which may lack later uses; the broker that has lived longest registered, since no consumer
+can come while there is no broker. What a broker does by itself (messages expire) is no use. If a
 broker has gone with consumers, this process notes that, and the time counts from the note: the
 consumers may be on their way to another broker, and may have used the subscription until then. A
 deletion fails if a consumer has come since the subscription was read.
@@ -23,6 +24,7 @@ from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
     SubscriptionView,
     brokers_alive,
+    served_since_ms,
 )
 from spark_ledger.topic.subscription.records import SubscriptionKind
 
@@ -55,6 +57,9 @@ async def expire_subscriptions(client: TopicClient, topic: TopicInfo, now_ms: in
         return
     cluster = await read(client.store, paths.CLUSTER)
     if cluster is not None and now_ms - cluster.modified_ms < expiry_ms:
+        return
+    served_ms = await served_since_ms(client.store)
+    if served_ms is None or now_ms - served_ms < expiry_ms:
         return
     nodes = SubscriptionNodes(client.store, topic.id)
 

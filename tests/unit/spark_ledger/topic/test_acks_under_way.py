@@ -116,3 +116,17 @@ def test_what_a_subscription_acknowledged_before_its_release_counts_in_the_broke
         assert (await owner(stage, 3)).budget.bytes > 3 * 8_000
 
     play_here(act)
+
+
+def test_a_subscription_released_after_the_partition_was_lost_takes_nothing_of_the_budget():
+    """The budget is the broker's: what stayed in it would pause the subscriptions of others."""
+
+    async def act(stage):
+        made = await owner(stage, 1)
+        _, acks = made.serve()
+        await made.acknowledge(acks, *range(1, 40_000, 2))
+        made.acks.drop(errors.LedgerFenced("another broker has the partition"))
+        made.acks.release(KEY, is_written=True)
+        assert made.budget.bytes == 0 == len(made.budget.sets)
+
+    play_here(act)

@@ -41,6 +41,9 @@ VERBS = {
     "TopicAdmin.grow": lambda s: TopicAdmin(s.client).grow("t", 2),
     "TopicAdmin.terminate": lambda s: TopicAdmin(s.client).terminate("t"),
     "TopicAdmin.trim": lambda s: TopicAdmin(s.client).trim("t", {0: 1}, force=True),
+    "TopicAdmin.set_namespace": lambda s: TopicAdmin(s.client).set_namespace(
+        "public/default", QUORUM
+    ),
     "Subscriptions.create": lambda s: s.client.subscriptions.create(s.topic.id, "new", End.LATEST),
     "Subscriptions.create_for_consumers": lambda s: s.client.subscriptions.create_for_consumers(
         s.topic.id, "new", {0: 0}
@@ -85,7 +88,7 @@ READS = {
         "own_policies",
         "check_room",
     },
-    "TopicAdmin": {"describe"},
+    "TopicAdmin": {"describe", "check_namespace"},
     "Subscriptions": {
         "list",
         "used_by_consumers",
