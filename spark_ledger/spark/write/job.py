@@ -131,12 +131,16 @@ async def check_values(client: TopicClient, options: WriteOptions, topic: Writte
 async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopic) -> None:
     """Checks that the topic takes typed rows, before a version of its schema is registered; the
     commit makes this check again. Raises SchemaIncompatible."""
-    schema_head = (await client.schemas.of(topic.info, fresh=False)).head
-    if not schema_head.takes_bytes:  # the schema is in force already
+    schema = await client.schemas.of(topic.info, fresh=False)
+    if not schema.head.takes_bytes:  # the schema is in force already
         return
+    kinds = [v.schema.kind.name for v in schema.client_versions if not v.of_columns]
+    follow = (
+        f"the schema that Pulsar's clients declared (type {kinds[-1]})" if kinds else "no schema"
+    )
     state = await client.log(topic.info.id).fold(fresh=True)
     actions = (Overwrite(segments=(), snapshot=state.next),) if job.overwrite else ()
-    check_takes_columns(state, actions, topic.info.name.short)
+    check_takes_columns(state, actions, topic.info.name.short, follow)
 
 
 async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopic | None:

@@ -512,19 +512,19 @@ def schema_after(
     return None if after == head else after
 
 
-def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None:
+def check_takes_columns(
+    state: TopicState, actions: Actions, topic: str, follow: str = "no schema"
+) -> None:
     """Checks that the topic's schema may come into force with these actions: they leave no row that
-    was written without the schema, and no broker appends. Raises errors.SchemaIncompatible."""
+    was written without the schema, and no broker appends. `follow` says what such rows follow.
+    Raises errors.SchemaIncompatible."""
     obstacle = None
     for partition in state.partitions:
         rows = partition.rows_between(partition.start_offset, partition.end_offset)
         if partition.live is not None:
-            obstacle = (
-                f"{partition.live.owner} has partition {partition.number} open, whose producers"
-                " send bytes"
-            )
+            obstacle = f"{partition.live.owner} has partition {partition.number} open to producers"
         elif rows and not overwrites(actions):
-            obstacle = f"partition {partition.number} has {rows} rows that follow no schema"
+            obstacle = f"partition {partition.number} has {rows} rows that follow {follow}"
         if obstacle is not None:
             break
     if obstacle is not None:

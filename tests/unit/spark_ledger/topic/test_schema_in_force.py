@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Create
+from spark_ledger.spark.write.job import check_columns
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import CommitKind, RowKind, TxnKey
 from spark_ledger.topic.log.actions import OpenLive, Overwrite
+from spark_ledger.topic.schema.client_rules import Strategy
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType
 from spark_ledger.topic.schema.records import Compatibility, decode_head, encode_head
 from spark_ledger.topic.schema.rules import SchemaMode
 from spark_ledger.topic.write import TaskResult
@@ -90,6 +94,19 @@ def test_columns_do_not_come_to_rows_of_bytes_and_bytes_go_on():
         assert takes_bytes(stage)
         await commit(stage, RowKind.BYTES, 3, version=1)
         assert await rows(stage) == [10]
+
+    play(act)
+
+
+def test_the_error_of_columns_beside_rows_of_clients_names_the_schema_that_these_follow():
+    async def act(stage):
+        await commit(stage, RowKind.BYTES, 1)
+        schema = ClientSchema(ClientSchemaType.INT64)
+        await stage.client.schemas.register_client(stage.topic, schema, Strategy.FULL)
+        says = r"has 5 rows that follow the schema that Pulsar's clients declared \(type INT64\)"
+        write = SimpleNamespace(overwrite=False), SimpleNamespace(info=stage.topic)
+        with pytest.raises(errors.SchemaIncompatible, match=says):
+            await check_columns(stage.client, *write)
 
     play(act)
 
