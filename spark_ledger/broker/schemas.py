@@ -29,7 +29,7 @@ async def declare(
     may_add: bool = True,
 ) -> ClientVersion:
     """The version of the topic's schema for a checked schema. Without `may_add` it is an existing
-    version, or the first version. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
+    version. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
     strategy = Strategy(topic.policies.schema_compatibility)
     return await schemas.register_client(topic, schema, strategy, may_add=may_add, compare=_compare)
 

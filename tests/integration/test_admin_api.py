@@ -86,6 +86,38 @@ def test_a_backlog_is_skipped_under_a_connected_consumer(cluster, name):
         assert ask(url, "GET", f"{topic}/subscriptions") == (200, ["s"])
 
 
+def test_a_consumer_stays_while_backlogs_are_cleared_and_its_subscription_is_not_deleted_under_it(
+    cluster, client, name
+):
+    url, space, kinds = cluster.admin_url, f"public/{name}", pulsar.ConsumerType
+    assert ask(url, "PUT", f"namespaces/{space}") == (204, None)
+    topic = f"{space}/t"
+    consumer = client.subscribe(f"persistent://{topic}", "s", kinds.Shared, receiver_queue_size=1)
+    producer = client.create_producer(f"persistent://{topic}", batching_enabled=False)
+
+    def shown():
+        _, stats = ask(url, "GET", f"persistent/{topic}/stats")
+        (connected,) = stats["subscriptions"]["s"]["consumers"]
+        return stats["subscriptions"]["s"]["msgBacklog"], connected["connectedSince"]
+
+    _, since = shown()
+    for verb in (
+        f"namespaces/{space}/clearBacklog",
+        f"namespaces/{space}/clearBacklog/s",
+        f"persistent/{topic}/subscription/s/skip_all",
+    ):
+        for _ in range(5):
+            producer.send(b"x")
+        assert ask(url, "POST", verb) == (204, None)
+        assert shown() == (0, since)
+    assert ask(url, "POST", f"namespaces/{space}/unsubscribe/s")[0] == 412
+    producer.send(b"new")
+    while (message := consumer.receive(TIMEOUT_MS)).data() != b"new":
+        pass
+    consumer.acknowledge(message)
+    assert eventually(lambda: shown() == (0, since))
+
+
 @pytest.mark.parametrize("is_used", [True, False])
 def test_skipping_and_expiring_keep_what_was_acknowledged_one_by_one(
     cluster, client, name, is_used

@@ -9,6 +9,7 @@ from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.produce.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.broker.wire.link import ClientFacts
+from spark_ledger.topic.acks.sets import Range
 from spark_ledger.topic.log.topics import TopicInfo
 
 _RATES = {"msgRateOut": 0.0, "msgThroughputOut": 0.0}
@@ -26,7 +27,7 @@ _OF_SUBSCRIPTION = {
     **dict.fromkeys(("msgRateExpired",), 0.0),
     **dict.fromkeys(("msgInReplay", "msgExpired", "totalMsgExpired", "lastExpireTimestamp"), 0),
     **dict.fromkeys(("lastMarkDeleteAdvancedTimestamp", "delayedMessageIndexSizeInBytes"), 0),
-    **dict.fromkeys(("nonContiguousDeletedMessagesRanges", "filterProcessedMsgCount"), 0),
+    **dict.fromkeys(("filterProcessedMsgCount",), 0),
     **dict.fromkeys(("nonContiguousDeletedMessagesRangesSerializedSize",), 0),
     **dict.fromkeys(("filterAcceptedMsgCount", "filterRejectedMsgCount"), 0),
     **dict.fromkeys(("filterRescheduledMsgCount",), 0),
@@ -86,7 +87,8 @@ class SubscriptionFacts:
     of them that were sent, `redelivered` the entries that a client asked for again. `is_blocked`:
     so many messages are unacknowledged that no message is sent. `position` is the first offset that
     is not acknowledged, and `since_ms` the time of the first message from there on (0: there is
-    none). `pause`: why no new message is read ("": messages are read). `active` is
+    none). `acked`: the first ranges of offsets that are acknowledged beyond the position. `pause`:
+    why no new message is read ("": messages are read). `active` is
     the consumer that gets all messages; None if several consumers share them."""
 
     type: str
@@ -100,6 +102,7 @@ class SubscriptionFacts:
     delayed: int = 0
     is_blocked: bool = False
     pause: str = ""
+    acked: tuple[Range, ...] = ()
     consumers: tuple[Consumer, ...] = ()
     active: Consumer | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +135,8 @@ def _client_stats(client: ClientFacts | None) -> dict[str, Any]:
 
 
 def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
-    """`position`, `redeliveredMessages` and `pausedBy` are fields that Pulsar's JSON lacks."""
+    """`position`, `acknowledgedRanges`, `redeliveredMessages` and `pausedBy` are fields that
+    Pulsar's JSON lacks."""
 
     def unacked_of(consumer: Consumer) -> int:
         return facts.unacked if consumer is facts.active else consumer.unacked
@@ -158,6 +162,8 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         "allowOutOfOrderDelivery": False,
         "subscriptionProperties": dict(facts.properties),
         "position": facts.position,
+        "acknowledgedRanges": facts.acked,
+        "nonContiguousDeletedMessagesRanges": len(facts.acked),
         "pausedBy": facts.pause,
         "consumers": [
             {
@@ -212,6 +218,7 @@ def partition_stats(
 SUMMED = (
     *("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut", "msgRateRedeliver"),
     *("msgRateExpired", "msgBacklog", "msgBacklogNoDelayed", "backlogSize", "msgDelayed"),
+    "nonContiguousDeletedMessagesRanges",
     *("unackedMessages", "redeliveredMessages", "storageSize", "bytesInCounter", "msgInCounter"),
 )
 LATEST = (*("lastPublishTimeStamp", "lastConsumedFlowTimestamp", "oldestBacklogMessageAgeSeconds"),)
@@ -224,7 +231,7 @@ def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
     that is not empty; any other field has the first partition's value."""
     parts = list(stats)
     whole: dict[str, Any] = dict(parts[0]) if parts else {}
-    for name in ("position", "firstOffset", "endOffset"):
+    for name in ("position", "acknowledgedRanges", "firstOffset", "endOffset"):
         whole.pop(name, None)
     for name in whole.keys() & {*SUMMED, *LATEST, *EARLIEST}:
         # the owner of a partition may be of a version that does not give this number
@@ -301,6 +308,8 @@ def _ledger(ledger: int, rows: int, size: int) -> dict[str, Any]:
 
 def _cursor(ledger: int, subscription: Mapping[str, Any]) -> dict[str, Any]:
     position, unacked = subscription["position"], subscription["unackedMessages"]
+    acked = subscription.get("acknowledgedRanges", ())  # an owner of an earlier version gives none
+    ranges = ",".join(f"({ledger}:{lo - 1}..{ledger}:{hi - 1}]" for lo, hi in acked)
     return {
         "markDeletePosition": f"{ledger}:{position - 1}",
         "readPosition": f"{ledger}:{position + unacked}",
@@ -309,12 +318,12 @@ def _cursor(ledger: int, subscription: Mapping[str, Any]) -> dict[str, Any]:
         "messagesConsumedCounter": position,
         "cursorLedger": -1,
         "cursorLedgerLastEntry": -1,
-        "individuallyDeletedMessages": "[]",
+        "individuallyDeletedMessages": f"[{ranges}]",
         "lastLedgerSwitchTimestamp": "",
         "state": "Open",
         "active": bool(subscription["consumers"]),
         "numberOfEntriesSinceFirstNotAckedMessage": subscription["msgBacklog"],
-        "totalNonContiguousDeletedMessagesRange": 0,
+        "totalNonContiguousDeletedMessagesRange": len(acked),
         "subscriptionHavePendingRead": False,
         "subscriptionHavePendingReplayRead": False,
         "properties": {},

@@ -103,7 +103,7 @@ async def clear_backlogs(call: Call) -> None:
             names = [info.name for info in infos if info.kind is SubscriptionKind.CONSUMER]
         for each in names:
             with suppress(errors.SubscriptionNotFound, errors.TopicDeleted):
-                await SubscriptionMoves(call.client, topic.id).clear(each)
+                await _clear(call, topic.id, each, _served_whole(call, topic.id, topic.partitions))
 
     await _in_each_topic(call, clear)
 
@@ -129,7 +129,24 @@ async def _in_each_topic(call: Call, act: Callable[[ListedTopic], Awaitable[None
 
 async def skip_all(call: Call) -> None:
     info, name = await call.existing_topic(), call.request.parts["subscription"]
-    await SubscriptionMoves(call.client, info.id).reset(name, End.LATEST, call.name.partition)
+    topic = await _topic_if_owned(call, info)
+    await _clear(call, info.id, name, topic, call.name.partition)
+
+
+async def _clear(
+    call: Call, topic_id: str, name: str, topic: OwnedTopic | None, number: int | None = None
+) -> None:
+    """Move the subscription to the end, in this partition or in all. `topic` as `_topic_if_owned`
+    returns it."""
+    moves = SubscriptionMoves(call.client, topic_id)
+    if topic is None:
+        await moves.reset(name, End.LATEST, number)
+        return
+
+    async def end_in(topic: OwnedTopic, number: int) -> int:
+        return topic.readable_partition(number).end
+
+    await _move_up_here(moves, topic, name, number, end_in)
 
 
 async def skip(call: Call) -> None:
@@ -200,7 +217,18 @@ async def _move_up(
     number = call.name.partition
     if topic is None:
         await moves.expire(name, target, number)
-        return
+    else:
+        await _move_up_here(moves, topic, name, number, offset_in)
+
+
+async def _move_up_here(
+    moves: SubscriptionMoves,
+    topic: OwnedTopic,
+    name: str,
+    number: int | None,
+    offset_in: Callable[[OwnedTopic, int], Awaitable[int]],
+) -> None:
+    """As `_move_up`, at the broker that owns the partitions: the consumers stay."""
     await moves.check_no_query(name)
     for at in list(topic.partitions) if number is None else [number]:
         offset = await offset_in(topic, at)
@@ -253,9 +281,13 @@ async def _topic_if_owned(call: Call, info: TopicInfo) -> OwnedTopic | None:
         with suppress(Refusal):  # another broker owns the partition
             owned, _ = await call.broker.partition(PartitionName(info.name, number), create=False)
             return owned if isinstance(owned, OwnedTopic) else None
-    topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
-    topic = next(topics, None)
-    return topic if topic is not None and len(topic.partitions) == info.partitions_noted else None
+    return _served_whole(call, info.id, info.partitions_noted)
+
+
+def _served_whole(call: Call, topic_id: str, partitions: int) -> OwnedTopic | None:
+    """The topic, if this broker serves all its partitions now."""
+    topic = call.broker.open_topic(topic_id)
+    return topic if topic is not None and len(topic.partitions) == partitions else None
 
 
 async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:

@@ -80,7 +80,8 @@ async def check_consumer_schema(
             ServerError.INCOMPATIBLE_SCHEMA, f"the schema does not fit topic {topic.name}: {misfit}"
         )
     if not versions and registered.head.takes_bytes and not partition.end:
-        await schemas.declare(registry, topic, schema)
+        may_add = topic.policies.schema_auto_update
+        await schemas.declare(registry, topic, schema, may_add=may_add)
 
 
 async def schema_of_version(

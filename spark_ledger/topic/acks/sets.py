@@ -170,6 +170,16 @@ def ranges_of(offsets: BitMap64) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
+def first_ranges(offsets: BitMap64, most: int) -> list[tuple[int, int]]:
+    """As ranges_of, at most `most` runs of a set of any size."""
+    ranges: list[tuple[int, int]] = []
+    start = next_row(offsets, 0)
+    while start is not None and len(ranges) < most:
+        ranges.append((start, end := run_end(offsets, start)))
+        start = next_row(offsets, end)
+    return ranges
+
+
 def bounds_of(offsets: BitMap64) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """As ranges_of: the first offsets of the runs, and the offsets after them."""
     values: np.ndarray[Any, Any] = np.frombuffer(offsets.to_array(), dtype=np.int64)

@@ -113,8 +113,9 @@ class TopicPolicies:
     forward (`eviction`).
 
     `schema_compatibility`: which schema Pulsar's clients may declare after another (schema/
-    client_rules.py). Without `schema_auto_update` a producer adds no version to a schema that is
-    there. With `schema_validation_enforced` a producer must declare a schema where there is one.
+    client_rules.py). Without `schema_auto_update` no producer or consumer adds a version, nor
+    the first one. With `schema_validation_enforced` a producer must declare a schema where there is
+    one.
 
     Maintenance deletes a subscription that Pulsar's consumers have not used for
     `subscription_expiry_ms` (upkeep/subscription_expiry.py).

@@ -217,7 +217,7 @@ class SchemaRegistry:
         """Make the schema that a client of Pulsar declares a version of the topic's schema, unless
         it is a version; return the version, by the clients' number. Rows of the client stay bytes;
         where rows are columns, only JSON schemas that fit these are taken. Without `may_add` no
-        version is added to one that is there. `compare` runs the comparisons, which take up to a
+        version is added. `compare` runs the comparisons, which take up to a
         second for large schemas. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
         current = await self.of(topic)
         _check_beside_columns(topic, schema, current.head)
@@ -227,8 +227,8 @@ class SchemaRegistry:
             version, misfit = await compare(size_of(judged) + schema.size, comparison)
             if version is not None:
                 return version
-            if misfit is None and judged and not may_add:
-                misfit = "the policy schema_auto_update lets no producer add a version"
+            if misfit is None and not may_add:
+                misfit = "Schema not found and schema auto updating is disabled"
             if misfit is not None:
                 raise _takes_no_schema(topic, schema, misfit)
             judged = await self._add_client_version(topic, schema, judged)
@@ -536,7 +536,8 @@ def _check_beside_columns(topic: TopicInfo, schema: ClientSchema, head: SchemaHe
 def _takes_no_schema(topic: TopicInfo, schema: ClientSchema, why: str) -> errors.SchemaIncompatible:
     return errors.SchemaIncompatible(
         f"topic '{topic.name}' takes no schema of type {schema.kind.name}: {why}",
-        "Declare a schema that fits, or set the topic's policy schema_compatibility.",
+        "Declare a schema that fits, or set the topic's policy schema_compatibility or"
+        " schema_auto_update.",
     )
 
 

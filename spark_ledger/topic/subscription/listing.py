@@ -4,6 +4,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from pyroaring import BitMap64
+
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check, MetadataStore
@@ -30,8 +32,8 @@ READS_AT_ONCE = 64
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
     """A subscription in a listing. `positions` are its positions: exact once the subscription is
-    released; while it is used they may be some seconds behind. `acked_beyond`: by partition the
-    number of rows beyond the position that consumers acknowledged. `floor_ms`: when the metadata
+    released; while it is used they may be some seconds behind. `acked`: by partition the rows
+    beyond the position that consumers acknowledged. `floor_ms`: when the metadata
     store got its positions, by its clock; positions in a cursor ledger or an ack ledger are newer.
     """
 
@@ -44,9 +46,14 @@ class SubscriptionInfo:
     created_ms: int
     ledger_id: int | None
     positions: Positions
-    acked_beyond: Mapping[int, int] = field(default_factory=dict)
+    acked: Mapping[int, BitMap64] = field(default_factory=dict)
     floor_ms: int = 0
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def acked_beyond(self) -> dict[int, int]:
+        """How many rows `acked` has."""
+        return {partition: len(rows) for partition, rows in self.acked.items()}
 
 
 async def listed(
@@ -94,7 +101,7 @@ def _info(
         record.epoch,
         subscription.created_ms,
         record.ledger_id,
-        *(present.positions, present.acked_beyond, subscription.written_ms),
+        *(present.positions, present.acked, subscription.written_ms),
         record.properties,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from spark_ledger import __version__
 from spark_ledger.broker import names
 from spark_ledger.broker.admin import brokers as admin_brokers
-from spark_ledger.broker.admin import facts, messages
+from spark_ledger.broker.admin import facts, messages, stats
 from spark_ledger.broker.log.membership import Registered
 from spark_ledger.topic.log.records import TOPIC_PROPERTIES_BYTES_MAX
 from tests.kit.pulsar_batches import batch_of, lone, message
@@ -243,6 +243,29 @@ def test_internal_statistics_have_the_ledger_of_the_message_ids(monkeypatch):
         assert list(info["partitions"]) == ["persistent://public/default/t-partition-0"]
         for path in ("gone/internalStats", "gone/partitioned-internalStats", "gone/internal-info"):
             assert (await ask("GET", f"{T}/{path}"))[0] == 404
+
+    with_messages(act, monkeypatch)
+
+
+def test_internal_statistics_name_what_is_acknowledged_beyond_a_gap(monkeypatch):
+    async def act(ask, broker, ledger):
+        await ask("PUT", f"{T}/t/subscription/s", "earliest")
+        topic = broker.open_topic((await broker.client.topics.open("t")).id)
+
+        def acknowledged(acks):
+            for offset in (1, 2, 4):
+                acks.add(offset, offset + 1)
+            return 0
+
+        await topic.subscriptions.move_up("s", 0, acknowledged)
+        cursor = (await ask("GET", f"{P}/internalStats"))[1]["cursors"]["s"]
+        ranges = f"[({ledger}:0..{ledger}:2],({ledger}:3..{ledger}:4]]"
+        assert cursor["individuallyDeletedMessages"] == ranges
+        assert cursor["totalNonContiguousDeletedMessagesRange"] == 2
+        assert cursor["markDeletePosition"] == f"{ledger}:-1"
+        monkeypatch.setattr(stats, "ACKED_RANGES_MAX", 1)
+        cursor = (await ask("GET", f"{P}/internalStats"))[1]["cursors"]["s"]
+        assert cursor["individuallyDeletedMessages"] == f"[({ledger}:0..{ledger}:2]]"
 
     with_messages(act, monkeypatch)
 

@@ -368,7 +368,6 @@ def test_two_brokers_give_two_schemas_two_versions_and_one_schema_one():
 @pytest.mark.parametrize(
     ("changes", "first", "second", "without"),
     [
-        ({"schema_auto_update": False}, number(0), ServerError.INCOMPATIBLE_SCHEMA, b""),
         ({"schema_compatibility": "backward"}, number(0), number(1), b""),
         (
             {"schema_compatibility": "always_incompatible"},
@@ -392,6 +391,31 @@ def test_policies_decide_what_a_producer_may_declare(changes, first, second, wit
         assert await produced(client, AVRO, fields(A)) == first
         assert await produced(client, AVRO, fields(A, B_OR_0)) == second
         assert await produced(client) == without
+        await client.broker.close()
+
+    play(act)
+
+
+def test_without_auto_update_clients_declare_only_a_schema_that_the_topic_has():
+    async def act(stage):
+        client, refused = Client(await Brokers(stage).new("a")), ServerError.INCOMPATIBLE_SCHEMA
+
+        async def declared():
+            return [
+                await subscribed(client, AVRO, fields(A)),
+                await produced(client, AVRO, fields(A)),
+                await produced(client, AVRO, fields(A, B_OR_0)),
+            ]
+
+        await stage.client.topics.change_policies("t", {"schema_auto_update": False})
+        assert await declared() == [refused] * 3
+        assert (await stage.client.schemas.of(stage.topic)).client_versions == ()
+        assert await produced(client) == b""
+        await stage.client.topics.change_policies("t", {"schema_auto_update": True})
+        assert await produced(client, AVRO, fields(A)) == number(0)
+        await stage.client.topics.change_policies("t", {"schema_auto_update": False})
+        consumer, *answers = await declared()
+        assert not isinstance(consumer, ServerError) and answers == [number(0), refused]
         await client.broker.close()
 
     play(act)
