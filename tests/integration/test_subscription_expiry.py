@@ -40,6 +40,8 @@ def test_a_subscription_expires_once_its_consumers_or_their_broker_have_gone(clu
         while topics.run(brokers_alive(store)):
             assert names_after_a_pass() == ["query", "used"]
         assert names_after_a_pass() == ["query", "used"], "a consumer may come back"
+    assert names_after_a_pass() == ["query", "used"], "no consumer can come without a broker"
+    broker.start()
     assert eventually(lambda: names_after_a_pass() == ["query"])
 
 

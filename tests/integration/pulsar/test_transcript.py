@@ -48,19 +48,21 @@ class Ours:
 
 @pytest.fixture(scope="module")
 def world(cluster, tmp_path_factory):
-    """With a second broker, which makes no topics."""
+    """With a second broker, and a namespace in which no client makes a topic."""
+    client = blocking.topics(cluster.service_url)
+    client.run(client.client.topics.set_namespace("public/closed", {"auto_create": False}))
     options = ["--parent-pipe", "--broker-port", "0", "--admin-port", "0"]
-    options += ["--no-auto-create", "--service-url", cluster.service_url]
+    options += ["--service-url", cluster.service_url]
     command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
-    log = tmp_path_factory.mktemp("closed") / "broker.log"
+    log = tmp_path_factory.mktemp("second") / "broker.log"
     url = cluster.broker_url
-    closed = Child("a broker that makes no topics", command, log)
+    second = Child("a second broker", command, log)
     try:
-        yield Ours(cluster, json.loads(closed.first_line(60))["broker_url"])
+        yield Ours(cluster, json.loads(second.first_line(60))["broker_url"])
         assert cluster.broker_url == url
     finally:
-        closed.terminate()  # in good order: who shares the cluster finds nothing of it
-        closed.wait(60)
+        second.terminate()  # in good order: who shares the cluster finds nothing of it
+        second.wait(60)
 
 
 @pytest.mark.parametrize("step", program.STEPS, ids=lambda step: step.__name__)
